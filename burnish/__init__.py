@@ -1,0 +1,1 @@
+"""burnish: post-training for language models in JAX."""

@@ -1,0 +1,325 @@
+"""Every option of a run, as frozen models: name, type, default, bounds and meaning.
+
+Owns the shape of a configuration; merging sources and reporting mistakes is `loader.py`. The command line and Python build the same
+models. A field that nothing reads must not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Frozen, strict about names and types, documented by the docstrings under its fields."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True
+    )
+
+
+LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
+
+
+class LoraConfig(Section):
+    """A low-rank adapter beside the frozen base (Hu et al., 2021, arXiv:2106.09685)."""
+
+    rank: Positive = 16
+    """Rank r of the update B·A."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale: the update is multiplied by alpha / rank."""
+    targets: tuple[LoraTarget, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+    """Which matrices of each layer get an adapter."""
+
+
+class ModelSection(Section):
+    """Which weights, at what precision, trained how."""
+
+    path: str = ""
+    """A Hugging Face folder, a name from `burnish fetch`, or a hub id (extra `hf`)."""
+    precision: Literal["auto", "f32", "bf16"] = "auto"
+    """Products in f32, or bf16 operands with f32 results. `auto`: bf16 where the hardware multiplies it natively, else f32."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter; null trains every weight."""
+
+
+class SourceConfig(Section):
+    """One source of prompts in a mixture."""
+
+    path: str | None = None
+    """A .jsonl or .parquet file."""
+    recipe: str | None = None
+    """A Python module or file with `create_dataset(**options)`, e.g. `recipes/chain_sum.py` or `my_pkg.data:create_dataset`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `create_dataset`, checked against its signature."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of this source in the mixture, relative to the others."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> SourceConfig:
+        if (self.path is None) == (self.recipe is None):
+            raise ValueError("a source needs exactly one of `path` and `recipe`")
+        return self
+
+
+class DataSection(Section):
+    """Where prompts come from and which are used."""
+
+    train: tuple[SourceConfig, ...] = ()
+    """Sources of training prompts; several are mixed by weight."""
+    eval: tuple[SourceConfig, ...] = ()
+    """Sources of held-out prompts; read to their end, never mixed or shuffled."""
+    prompt_key: str = "prompt"
+    """The column that holds the prompt: a string (one user message) or a list of messages."""
+    system_prompt: str | None = None
+    """Put before every prompt that has no system message of its own."""
+    max_prompt_tokens: Positive = 512
+    """Longest prompt, in tokens after the chat template."""
+    overlong: Literal["drop", "error", "left"] = "drop"
+    """A longer prompt: dropped and counted, an error before training, or its last tokens kept."""
+    shuffle: bool = True
+    """Draw training prompts in a random order that depends on `run.seed` and the epoch only."""
+    epochs: Positive | None = None
+    """Passes over the training data; null goes round until `training.max_steps`."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template, e.g. `enable_thinking: false`."""
+
+
+class RewardConfig(Section):
+    """One reward function."""
+
+    fn: str
+    """`exact`, `numeric`, `format` … of `burnish.rewards`, or `my_pkg.mod:fn`, or `./file.py:fn`."""
+    weight: Annotated[float, Field()] = 1.0
+    """Factor in the weighted sum."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword options bound to the function, checked against its signature."""
+    timeout_s: Annotated[float, Field(gt=0)] | None = 60.0
+    """Longest time for one group, in seconds; after it the group has no reward (status `grader_error`). Null waits for ever."""
+
+
+class EnvironmentSection(Section):
+    """The world an episode plays in."""
+
+    env: str = "TaskEnvironment"
+    """An environment class of `burnish.agentic.environments`, or `my_pkg.mod:Class`, or `./file.py:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+
+class AgentSection(Section):
+    """What turns messages into actions."""
+
+    agent: str = "ModelAgent"
+    """An agent class of `burnish.agentic.agents`, or `my_pkg.mod:Class`, or `./file.py:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+
+class AlgorithmConfig(Section):
+    """Fields that every policy-gradient algorithm shares."""
+
+    num_generations: Positive = 8
+    """Episodes for each drawn prompt: the size of a group, G."""
+    num_iterations: Positive = 1
+    """Passes over each batch of episodes (μ in the GRPO paper)."""
+    beta: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL penalty to the reference. 0 costs no reference pass."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL to the reference, per token (Schulman, 2020)."""
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length_mean", "prompt_mean"] = "token_mean"
+    """How per-token losses become one number; the denominator is global over the mini-batch."""
+    fixed_length: Positive | None = None
+    """The constant denominator of `fixed_length_mean`, in tokens a sequence."""
+    train_truncated: bool = True
+    """Whether episodes cut by a limit enter the baseline and the loss."""
+
+    @model_validator(mode="after")
+    def _fixed_length_given(self) -> AlgorithmConfig:
+        if (self.aggregation == "fixed_length_mean") != (self.fixed_length is not None):
+            raise ValueError("`fixed_length` goes with `aggregation: fixed_length_mean`, and only with it")
+        return self
+
+
+class GRPOConfig(AlgorithmConfig):
+    """Group relative policy optimisation (Shao et al., 2024, arXiv:2402.03300)."""
+
+    name: Literal["grpo"] = "grpo"
+    """The algorithm."""
+    epsilon: Annotated[float, Field(gt=0)] = 0.2
+    """Lower clip: ratios below 1 - epsilon carry no gradient where the advantage is negative."""
+    epsilon_high: Annotated[float, Field(gt=0)] | None = None
+    """Upper clip (DAPO's clip-higher); null means `epsilon`."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide centred rewards by the group's standard deviation, by the mini-batch's, or not at all (Dr.GRPO)."""
+
+
+class SamplingConfig(Section):
+    """How completions are sampled."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of ids with this probability mass; 1 keeps all."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest ids; 0 keeps all."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Keep ids at least this likely relative to the likeliest; 0 keeps all."""
+    max_tokens: Positive = 256
+    """Longest completion, in tokens, the stop id included."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion when they appear in it."""
+
+
+class EvalSamplingConfig(Section):
+    """How held-out prompts are sampled. What isn't here is as in `rollout.sampling`."""
+
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 is greedy."""
+    max_tokens: Positive | None = None
+    """Longest completion; null means `rollout.sampling.max_tokens`."""
+
+
+class RolloutSection(Section):
+    """The engine that samples, and its limits."""
+
+    engine: Literal["native"] = "native"
+    """Which engine."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of training episodes."""
+    evaluation: EvalSamplingConfig = EvalSamplingConfig()
+    """Sampling of held-out episodes."""
+    slots: Positive = 64
+    """Sequences that decode together; one compiled shape."""
+    prefill_rows: Positive = 8
+    """Prompts in one compiled prefill call."""
+    decode_chunk: Positive = 16
+    """Tokens decoded between two looks at the queue."""
+    max_kept: Positive = 512
+    """Largest support of a truncated distribution (top-p, top-k, min-p are cut to the likeliest `max_kept` ids)."""
+
+
+class MeshSpec(Section):
+    """Devices for a role."""
+
+    axes: dict[Literal["data", "fsdp", "tp"], Positive] = Field(default_factory=lambda: {"data": 1})
+    """Axis names and sizes, outermost first."""
+    same_as: str | None = None
+    """Use the mesh of that role."""
+
+
+class ClusterSection(Section):
+    """Which role lives where."""
+
+    actor: MeshSpec = MeshSpec()
+    """Devices of the trained policy."""
+    rollout: MeshSpec = MeshSpec(same_as="actor")
+    """Devices of the sampling engine."""
+    reference: MeshSpec = MeshSpec(same_as="actor")
+    """Devices of the frozen reference policy."""
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its schedule; schedules count updates."""
+
+    name: Literal["adamw", "adafactor", "muon", "lion"] = "adamw"
+    """Which optax optimizer."""
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up."""
+    warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the rate rises from 0."""
+    total_updates: Positive | None = None
+    """Length of the whole schedule; null derives it from `training.max_steps`."""
+    min_ratio: Fraction = 0.0
+    """Last rate of a decaying schedule, as a share of the peak."""
+    b1: Fraction = 0.9
+    """First moment decay."""
+    b2: Fraction = 0.999
+    """Second moment decay."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay; norms and biases are left out."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Clip the global norm of the gradient to this; null doesn't clip."""
+
+
+class TrainingConfig(Section):
+    """Sizes (in prompts), the optimizer, and how long."""
+
+    max_steps: Positive = 100
+    """Steps: times that a new version of the weights is published."""
+    batch_size: Positive = 8
+    """Prompts drawn for each step."""
+    mini_batch_size: Positive | None = None
+    """Prompts for each update; divides `batch_size`; null means `batch_size`."""
+    train_micro_batch_size: Positive | None = None
+    """Prompts in one forward-backward pass; divides `mini_batch_size`; null means `mini_batch_size`."""
+    rollout_micro_batch_size: Positive | None = None
+    """Prompts handed to the engine together; divides `batch_size`; null means `batch_size`."""
+    compute_logps_micro_batch_size: Positive | None = None
+    """Prompts in one scoring pass; divides `batch_size`; null means `train_micro_batch_size`."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer and schedule."""
+    remat: bool | Literal["auto"] = "auto"
+    """Recompute each layer in the backward pass. `auto`: only when every weight is trained."""
+    head_chunk: Positive = 512
+    """Tokens whose logits exist at one time."""
+    eval_every: Positive | None = None
+    """Evaluate every so many steps; null never."""
+    compare: bool = False
+    """Evaluate before the first and after the last step, greedy and at the training temperature with the same seeds, and show both."""
+    max_nonfinite_updates: Positive = 3
+    """Non-finite updates in a row (each skipped and counted) after which the run stops."""
+
+
+class CheckpointSection(Section):
+    """What is saved, when."""
+
+    every: Positive | None = None
+    """Save every so many steps; null saves once, at the end."""
+
+
+class ObserveSection(Section):
+    """What is shown and written while the run goes on."""
+
+    sample_every: Positive = 5
+    """Show one sampled completion with its reward every so many steps."""
+    transcripts: bool = True
+    """Write every episode of a step to `transcripts/step_N.jsonl`."""
+    progress: bool = True
+    """Draw the progress display when the output is a terminal; otherwise print one line a step."""
+
+
+class RunSection(Section):
+    """Identity of the run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
+    """Folder under `folder`; letters, digits, dot, dash and underscore."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Root of all randomness."""
+    folder: str = "runs"
+    """Where runs' folders are made."""
+
+
+class Config(Section):
+    """One run."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    rewards: tuple[RewardConfig, ...] = ()
+    environment: EnvironmentSection = EnvironmentSection()
+    agent: AgentSection = AgentSection()
+    algorithm: GRPOConfig = GRPOConfig()
+    rollout: RolloutSection = RolloutSection()
+    cluster: ClusterSection = ClusterSection()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointSection = CheckpointSection()
+    observe: ObserveSection = ObserveSection()
+    run: RunSection = RunSection()

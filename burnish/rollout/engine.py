@@ -1,0 +1,58 @@
+"""The protocol that every source of completions speaks: the native engine, vLLM, SGLang, a scripted replay.
+
+Owns the interface only; no jax. Requests are asynchronous and single, from the start: batching is the engine's business. Weights arrive
+in two phases, so an engine is wholly on the old or wholly on the new version, never on a mix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from burnish.types import Completion, Request
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot: `slots` rows that decode together, `running` and `waiting` requests, bytes of KV cache, tokens sampled so far."""
+
+    slots: int
+    running: int
+    waiting: int
+    kv_bytes: int
+    tokens: int
+
+
+class EngineClosed(RuntimeError):
+    """The engine was closed while the request waited, or before it was made."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Samples completions and takes new weights.
+
+    `generate` raises `ValueError` for a request that can never run (prompt longer than the context) and `EngineClosed` after `close`;
+    a failure of the engine itself is raised to every caller that waits. `mesh` is the jax mesh that it computes on, None when remote.
+    """
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def mesh(self) -> Any | None: ...
+
+    async def generate(self, request: Request) -> Completion: ...
+
+    async def cancel(self, request: Request) -> None: ...
+
+    async def begin_update(self, version: int) -> None: ...
+
+    async def push(self, name: str, array: Any) -> None: ...
+
+    async def commit_update(self) -> None: ...
+
+    async def abort_update(self) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,297 @@
+"""One decoder for the Llama line, described by a `ModelConfig`: pure functions over a plain pytree of stacked arrays.
+
+Owns the parameters' declaration (`spec`), their initialisation and the forward pass. Layers are stacked on axis 0 and scanned, so compile
+time doesn't grow with depth. Attention is handed in: training passes segment-aware attention (`attention.py`), the native engine its cache.
+Doesn't own: log-probs (`train.score` streams the head over chunks), files (`weights.py`), adapters' life (`lora.py`).
+
+Axes: B rows, T tokens, D width, H/K query/key heads, h head_dim, F mlp width, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from burnish.models.attention import Visibility, attention
+from burnish.models.config import ModelConfig, RopeConfig
+
+Params = dict[str, Any]
+Precision = Literal["f32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """One leaf: its shape, the logical axis of each dimension, how it starts (`normal` has standard deviation `scale`)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Literal["normal", "ones", "zeros"] = "normal"
+    scale: float = 0.02
+
+
+class Adapter(NamedTuple):
+    """A low-rank update of some matrices of the layers: `x @ w + scale * (x @ a) @ b`.
+
+    pairs: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}; scale = alpha / rank, a compile-time constant.
+    """
+
+    pairs: Params
+    scale: float
+
+
+def spec(config: ModelConfig) -> Params:
+    """Shape, axes and initialiser of every leaf, as a tree like the parameters'."""
+    num_layers, width = config.num_layers, config.width
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    out_scale = 0.02 / math.sqrt(2 * num_layers)
+
+    def matrix(rows: int, columns: int, axes: tuple[str, str], scale: float = 0.02) -> ParamSpec:
+        return ParamSpec((num_layers, rows, columns), ("layers", *axes), scale=scale)
+
+    def vector(size: int, axis: str, init: Literal["ones", "zeros"]) -> ParamSpec:
+        return ParamSpec((num_layers, size), ("layers", axis), init)
+
+    layers: Params = {
+        "attn_norm": vector(width, "embed", "ones"),
+        "q": matrix(width, heads, ("embed", "heads")),
+        "k": matrix(width, kv_heads, ("embed", "kv_heads")),
+        "v": matrix(width, kv_heads, ("embed", "kv_heads")),
+        "o": matrix(heads, width, ("heads", "embed"), out_scale),
+        "mlp_norm": vector(width, "embed", "ones"),
+        "gate": matrix(width, config.mlp_width, ("embed", "mlp")),
+        "up": matrix(width, config.mlp_width, ("embed", "mlp")),
+        "down": matrix(config.mlp_width, width, ("mlp", "embed"), out_scale),
+    }
+    if config.qkv_bias:
+        layers |= {
+            "q_bias": vector(heads, "heads", "zeros"),
+            "k_bias": vector(kv_heads, "kv_heads", "zeros"),
+            "v_bias": vector(kv_heads, "kv_heads", "zeros"),
+        }
+    if config.o_bias:
+        layers["o_bias"] = vector(width, "embed", "zeros")
+    if config.mlp_bias:
+        layers |= {
+            "gate_bias": vector(config.mlp_width, "mlp", "zeros"),
+            "up_bias": vector(config.mlp_width, "mlp", "zeros"),
+            "down_bias": vector(width, "embed", "zeros"),
+        }
+    if config.qk_norm:
+        layers |= {"q_norm": vector(config.head_dim, "head_dim", "ones"), "k_norm": vector(config.head_dim, "head_dim", "ones")}
+    tree: Params = {
+        "embed": ParamSpec((config.vocab_size, width), ("vocab", "embed")),
+        "layers": layers,
+        "final_norm": ParamSpec((width,), ("embed",), "ones"),
+    }
+    if not config.tied_head:
+        tree["head"] = ParamSpec((config.vocab_size, width), ("vocab", "embed"))
+    return tree
+
+
+def init(config: ModelConfig, key: Array, *, dtype: jnp.dtype = jnp.dtype("float32")) -> Params:
+    """Random parameters. Each leaf's noise depends on its place in the tree only."""
+    leaves, treedef = jax.tree.flatten(spec(config), is_leaf=lambda x: isinstance(x, ParamSpec))
+
+    def leaf(index: int, s: ParamSpec) -> Array:
+        if s.init == "normal":
+            return (jax.random.normal(jax.random.fold_in(key, index), s.shape) * s.scale).astype(dtype)
+        return jnp.full(s.shape, 1.0 if s.init == "ones" else 0.0, dtype)
+
+    return jax.tree.unflatten(treedef, [leaf(i, s) for i, s in enumerate(leaves)])
+
+
+def head_matrix(config: ModelConfig, params: Params) -> Float[Array, "V D"]:
+    """The matrix whose product with a hidden state is the logits: the embedding where tied."""
+    return params["embed"] if config.tied_head else params["head"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def dot(x: Float[Array, "*n i"], w: Float[Array, "i o"], precision: Precision) -> Float[Array, "*n o"]:
+    """`x @ w` with a float32 result. At `bf16` both operands, and in the backward pass the cotangent, are rounded to bfloat16."""
+    return _dot_bf16(x, w) if precision == "bf16" else _contract(x, w, 0)
+
+
+def _contract(x: Array, w: Array, axis: int) -> Array:
+    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _dot_bf16(x: Array, w: Array) -> Array:
+    return _contract(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), 0)
+
+
+def _dot_bf16_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _dot_bf16(x, w), (x, w)
+
+
+def _dot_bf16_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    # Left to itself, autodiff multiplies a float32 cotangent by a bfloat16 weight, which leaves the fast units of most hardware idle.
+    x, w = residuals
+    g16 = g.astype(jnp.bfloat16)
+    rows, cotangents = x.astype(jnp.bfloat16).reshape(-1, x.shape[-1]), g16.reshape(-1, g.shape[-1])
+    dw = jax.lax.dot_general(rows, cotangents, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    return _contract(g16, w.astype(jnp.bfloat16), 1).astype(x.dtype), dw.astype(w.dtype)
+
+
+_dot_bf16.defvjp(_dot_bf16_forward, _dot_bf16_backward)
+
+
+def rms_norm(x: Float[Array, "*n d"], weight: Float[Array, " d"], eps: float) -> Float[Array, "*n d"]:
+    """x / rms(x) * weight over the last axis (Zhang & Sennrich, 2019, arXiv:1910.07467), in float32."""
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+    return x * scale * _broadcast(weight, x.ndim)
+
+
+def _broadcast(vector: Array, ndim: int) -> Array:
+    return vector.reshape((1,) * (ndim - 1) + (-1,)).astype(jnp.float32)
+
+
+def rope_angles(config: ModelConfig, positions: Int[Array, "*n"]) -> tuple[Float[Array, "*n h/2"], Float[Array, "*n h/2"]]:
+    """cos and sin of the rotary embedding at each position (Su et al., 2021, arXiv:2104.09864)."""
+    frequencies, factor = rope_frequencies(config.rope, config.head_dim)
+    angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32).reshape((1,) * positions.ndim + (-1,))
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[list[float], float]:
+    """Inverse frequencies (head_dim / 2 of them) and the factor on cos and sin, after stretching.
+
+    `linear` divides every frequency (Chen et al., 2023, arXiv:2306.15595); `llama3` keeps short wavelengths, divides long ones and blends
+    between; `yarn` ramps from extrapolation to interpolation over dimensions and sharpens attention (Peng et al., 2023, arXiv:2309.00071).
+    """
+    half = head_dim // 2
+    base = [rope.theta ** (-2.0 * i / head_dim) for i in range(half)]
+    if rope.kind == "none":
+        return base, 1.0
+    if rope.kind == "linear":
+        return [f / rope.factor for f in base], 1.0
+    if rope.kind == "llama3":
+        return [_llama3_frequency(f, rope) for f in base], 1.0
+    return _yarn_frequencies(base, rope, head_dim)
+
+
+def _llama3_frequency(frequency: float, rope: RopeConfig) -> float:
+    wavelength = 2 * math.pi / frequency
+    low, high = rope.original_max_positions / rope.low_freq_factor, rope.original_max_positions / rope.high_freq_factor
+    if wavelength > low:
+        return frequency / rope.factor
+    if wavelength < high:
+        return frequency
+    smooth = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return (1 - smooth) * frequency / rope.factor + smooth * frequency
+
+
+def _yarn_frequencies(base: list[float], rope: RopeConfig, head_dim: int) -> tuple[list[float], float]:
+    def dimension(rotations: float) -> float:
+        return head_dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = max(high - low, 1e-3)
+    keep = [1.0 - min(max((i - low) / span, 0.0), 1.0) for i in range(len(base))]
+    frequencies = [f * k + f / rope.factor * (1 - k) for f, k in zip(base, keep, strict=True)]
+    return frequencies, _yarn_factor(rope)
+
+
+def _yarn_factor(rope: RopeConfig) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)
+
+
+def rotate(x: Float[Array, "*n H h"], cos: Float[Array, "*n h/2"], sin: Float[Array, "*n h/2"]) -> Float[Array, "*n H h"]:
+    """Rotate the two halves of each head (the Hugging Face layout)."""
+    first, second = jnp.split(x, 2, axis=-1)
+    c, s = cos[..., None, :], sin[..., None, :]
+    return jnp.concatenate([first * c - second * s, second * c + first * s], axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------------------------- layers
+
+Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+"""(q [..., H, h], k [..., K, h], v [..., K, h]) → (mixed [..., H, h], whatever the caller keeps: its cache, or None)."""
+
+
+def project(
+    name: str, layer: Params, x: Float[Array, "*n i"], adapter: Adapter | None, precision: Precision
+) -> Float[Array, "*n o"]:
+    """One named matrix of a layer with its bias and its adapter, where it has them."""
+    y = dot(x, layer[name], precision)
+    if f"{name}_bias" in layer:
+        y = y + _broadcast(layer[f"{name}_bias"], y.ndim)
+    if adapter is not None and name in adapter.pairs:
+        pair = adapter.pairs[name]
+        y = y + dot(dot(x, pair["a"], precision), pair["b"], precision) * adapter.scale
+    return y
+
+
+def block(
+    config: ModelConfig,
+    layer: Params,
+    x: Float[Array, "*n D"],
+    angles: tuple[Array, Array],
+    attend: Attend,
+    *,
+    adapter: Adapter | None = None,
+    precision: Precision = "f32",
+) -> tuple[Float[Array, "*n D"], Any]:
+    """One layer on the float32 residual stream; returns it and what `attend` kept. `layer` and `adapter.pairs` are one layer's slice."""
+    linear = partial(project, layer=layer, adapter=adapter, precision=precision)
+    normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
+    q = linear("q", x=normed).reshape(*x.shape[:-1], config.num_heads, config.head_dim)
+    k = linear("k", x=normed).reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
+    v = linear("v", x=normed).reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
+    if config.qk_norm:
+        q, k = rms_norm(q, layer["q_norm"], config.norm_eps), rms_norm(k, layer["k_norm"], config.norm_eps)
+    mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
+    x = x + linear("o", x=mixed.reshape(*x.shape[:-1], -1))
+    normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
+    x = x + linear("down", x=jax.nn.silu(linear("gate", x=normed)) * linear("up", x=normed))
+    return x, kept
+
+
+def embed(params: Params, tokens: Int[Array, "*n"]) -> Float[Array, "*n D"]:
+    return jnp.take(params["embed"], tokens, axis=0).astype(jnp.float32)
+
+
+def forward(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    visibility: Visibility,
+    *,
+    adapter: Adapter | None = None,
+    precision: Precision = "f32",
+    remat: bool = False,
+) -> Float[Array, "B T D"]:
+    """Final hidden states (normalised, float32) of packed rows. Multiply by `head_matrix` for logits."""
+    angles = rope_angles(config, positions)
+
+    def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+        return attention(q, k, v, visibility, precision=precision), None
+
+    def body(x: Array, inputs: tuple[Params, Params | None]) -> tuple[Array, None]:
+        layer, pairs = inputs
+        own = None if adapter is None else Adapter(pairs or {}, adapter.scale)
+        return block(config, layer, x, angles, attend, adapter=own, precision=precision)
+
+    pairs = None if adapter is None else adapter.pairs
+    x, _ = jax.lax.scan(jax.checkpoint(body) if remat else body, embed(params, tokens), (params["layers"], pairs))
+    return rms_norm(x, params["final_norm"], config.norm_eps)

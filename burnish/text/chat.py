@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -31,7 +31,12 @@ class ChatTemplate:
     """A rendered conversation as text and as ids. `stop_ids`: every id after which the model's turn is over, never empty."""
 
     def __init__(
-        self, sources: Mapping[str, str], tokenizer: Tokenizer, *, template_kwargs: Mapping[str, Any] | None = None, eos_ids: Sequence[int] = ()
+        self,
+        sources: Mapping[str, str],
+        tokenizer: Tokenizer,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        eos_ids: Sequence[int] = (),
     ) -> None:
         """`sources`: template by name: `default`, and `tool_use` if there is one for conversations with tools."""
         environment = _environment()
@@ -75,11 +80,14 @@ class ChatTemplate:
         texts = list(_texts([messages, tools]))
         hidden = self._hidden_characters(texts)
         if not hidden:
-            return self._tokenizer.encode(self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt), parse_special=True)
+            rendered = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            return self._tokenizer.encode(rendered, parse_special=True)
         rendered = self._render(_replace(list(messages), hidden), _replace(tools, hidden), add_generation_prompt)
         pieces = list(self._tokenizer.split_special(rendered))
         if self._encode_pieces(pieces, {}) != self._tokenizer.encode(rendered, parse_special=True):
-            raise ValueError(f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens")
+            raise ValueError(
+                f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens"
+            )
         return self._encode_pieces(pieces, {character: special for special, character in hidden.items()})
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> str:
@@ -121,7 +129,7 @@ class ChatTemplate:
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for tools that want to know; here it renders its body."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -156,7 +164,9 @@ def _strftime_now(pattern: str) -> str:
 def _check_kwargs(kwargs: Mapping[str, Any], variables: set[str]) -> None:
     for name in kwargs:
         if name not in variables:
-            raise ValueError(f"chat_template_kwargs has {name!r}, which the template doesn't read; it reads {', '.join(sorted(variables)) or 'none'}")
+            raise ValueError(
+                f"chat_template_kwargs has {name!r}, which the template doesn't read; it reads {', '.join(sorted(variables)) or 'none'}"
+            )
 
 
 def _sources(folder: Path) -> dict[str, str]:
@@ -164,9 +174,11 @@ def _sources(folder: Path) -> dict[str, str]:
     if file.is_file():
         return {"default": file.read_text(encoding="utf-8")}
     entry = read_json(folder / "tokenizer_config.json").get("chat_template")
-    sources = {named["name"]: named["template"] for named in entry} if isinstance(entry, list) else {"default": entry}
+    sources: dict[str, Any] = {named["name"]: named["template"] for named in entry} if isinstance(entry, list) else {"default": entry}
     if not isinstance(sources.get("default"), str):
-        raise ValueError(f"{folder} has no chat template: chat_template.jinja or `chat_template` in tokenizer_config.json; is it a base model?")
+        raise ValueError(
+            f"{folder} has no chat template: chat_template.jinja or `chat_template` in tokenizer_config.json; is it a base model?"
+        )
     return sources
 
 

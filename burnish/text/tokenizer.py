@@ -56,12 +56,16 @@ class Tokenizer:
         vocab_size = 1 + max(markup.get_vocab(with_added_tokens=True).values())
         embedding_size = read_json(folder / "config.json").get("vocab_size", vocab_size)
         named = _named_tokens(folder)
-        ids = {role: _named_id(markup, role, named[role], embedding_size) for role in ("bos_token", "eos_token", "pad_token") if role in named}
+        ids = {
+            role: _named_id(markup, role, named[role], embedding_size) for role in ("bos_token", "eos_token", "pad_token") if role in named
+        }
         eos_id = ids.get("eos_token", next(iter(configured_ids(folder, "eos_token_id", embedding_size)), None))
         pad_ids = () if "pad_token" in ids else configured_ids(folder, "pad_token_id", embedding_size)
         if len(pad_ids) > 1:
             raise ValueError(f"pad_token_id in {folder} is {list(pad_ids)}, expected one id; name a pad_token in tokenizer_config.json")
-        special = sorted((token for token in markup.get_added_tokens_decoder().values() if token.special), key=lambda token: -len(token.content))
+        special = sorted(
+            (token for token in markup.get_added_tokens_decoder().values() if token.special), key=lambda token: -len(token.content)
+        )
         return cls(
             bos_id=ids.get("bos_token"),
             eos_id=eos_id,
@@ -76,7 +80,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The ids of `text`. A special token's text stays text, as foreign text must, unless `parse_special`, which is for rendered templates."""
+        """The ids of `text`. A special token's text stays text, as foreign text must, unless `parse_special`: for rendered templates."""
         backend = self._markup if parse_special else self._literal
         ids = backend.encode(text, add_special_tokens=False).ids
         if ids and max(ids) >= self.embedding_size:
@@ -95,9 +99,11 @@ class Tokenizer:
         """`text` in order as ids of special tokens and the texts between them."""
         start = 0
         for match in self._special_pattern.finditer(text):
+            index = self._markup.token_to_id(match[match.lastindex or 0])
+            assert index is not None, "the pattern is made of the backend's own tokens"
             if match.start() > start:
                 yield text[start : match.start()]
-            yield self._markup.token_to_id(match[match.lastindex or 0])
+            yield index
             start = match.end()
         if start < len(text):
             yield text[start:]

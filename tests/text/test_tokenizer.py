@@ -1,4 +1,4 @@
-"""Locks: special tokens are parsed only on request, nothing is added or cut, padding always is a valid id or a clear error, threads agree."""
+"""Locks: special tokens are parsed only on request, nothing is added or cut, padding is a valid id or a clear error, threads agree."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_r39_a_token_beyond_the_embedding_is_named_when_it_occurs(tmp_path: Path
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="tokenizer.json"):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
     folder = folder_with(tmp_path)
     (folder / "tokenizer_config.json").write_text("{")
@@ -140,7 +140,7 @@ def test_split_special_swallows_the_white_space_that_the_backend_swallows(tmp_pa
     pieces = list(tokenizer.split_special("a <mask>\nb<|im_end|><|im_end|>"))
     assert pieces == ["a", tokenizer.token_id("<mask>"), "b", 2, 2]
     parts = [[piece] if isinstance(piece, int) else tokenizer.encode(piece) for piece in pieces]
-    assert sum(parts, []) == tokenizer.encode("a <mask>\nb<|im_end|><|im_end|>", parse_special=True)
+    assert [index for part in parts for index in part] == tokenizer.encode("a <mask>\nb<|im_end|><|im_end|>", parse_special=True)
 
 
 def test_byte_tokenizer_round_trips_any_text_in_few_ids(tmp_path: Path) -> None:

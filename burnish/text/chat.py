@@ -7,15 +7,15 @@ text: only the template's own special tokens become special ids. Called by data 
 from __future__ import annotations
 
 import datetime
+import difflib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -44,10 +44,11 @@ class ChatTemplate:
         self._kwargs = dict(template_kwargs or {})
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-            variables = set().union(*(jinja2.meta.find_undeclared_variables(environment.parse(source)) for source in sources.values()))
+            parsed = [environment.parse(source) for source in sources.values()]
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template isn't valid jinja2, line {error.lineno}: {error.message}") from error
-        _check_kwargs(self._kwargs, variables - ARGUMENTS - environment.globals.keys() - tokenizer.named_tokens.keys())
+        # Names that are read, not jinja2's undeclared ones: templates set their own default where an option isn't defined.
+        _check_kwargs(self._kwargs, {name.name for tree in parsed for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"})
         ends = (*eos_ids, tokenizer.eos_id, self._end_of_turn())
         self.stop_ids = tuple(dict.fromkeys(index for index in ends if index is not None))
         if not self.stop_ids:
@@ -129,7 +130,9 @@ class ChatTemplate:
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for tools that want to know; here it renders its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -163,10 +166,10 @@ def _strftime_now(pattern: str) -> str:
 
 def _check_kwargs(kwargs: Mapping[str, Any], variables: set[str]) -> None:
     for name in kwargs:
-        if name not in variables:
-            raise ValueError(
-                f"chat_template_kwargs has {name!r}, which the template doesn't read; it reads {', '.join(sorted(variables)) or 'none'}"
-            )
+        if name in ARGUMENTS or name not in variables:
+            nearest = difflib.get_close_matches(name, variables - ARGUMENTS, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"chat_template_kwargs has {name!r}, which isn't an option of this chat template{hint}")
 
 
 def _sources(folder: Path) -> dict[str, str]:

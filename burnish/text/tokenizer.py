@@ -32,7 +32,7 @@ class Tokenizer:
     vocab_size: int
     embedding_size: int
     named_tokens: dict[str, str]
-    special_tokens: tuple[str, ...]
+    special_tokens: tuple[str, ...] = field(repr=False)
     _special_pattern: re.Pattern[str] = field(repr=False)
     # One backend for either way of reading special tokens: the switch between them is a setting of the whole object, unsafe with threads.
     _markup: tokenizers.Tokenizer = field(repr=False)

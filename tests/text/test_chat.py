@@ -151,8 +151,13 @@ def test_a_folder_in_which_nothing_ends_a_turn_is_refused(tmp_path: Path) -> Non
 
 def test_a_template_variable_that_nothing_reads_is_refused(tmp_path: Path) -> None:
     folder = copy_small(tmp_path, template=RICH.read_text())
-    with pytest.raises(ValueError, match=r"'enable_thinkng'.*it reads enable_thinking"):
+    with pytest.raises(ValueError, match=r"'enable_thinkng', which isn't an option.*did you mean 'enable_thinking'"):
         load(folder, enable_thinkng=False)
+    with pytest.raises(ValueError, match=r"'messages', which isn't an option"):
+        load(folder, messages=[])
+    own_default = "{% if date is not defined %}{% set date = 'today' %}{% endif %}{{ date + messages[0].content }}<|im_end|>"
+    chat = load(copy_small(tmp_path, template=own_default), date="1 May")
+    assert chat.render([{"role": "user", "content": "?"}]) == "1 May?<|im_end|>"
 
 
 def test_named_templates_and_the_one_for_tools(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 
@@ -87,7 +88,7 @@ class Tokenizer:
             raise ValueError(f"{backend.id_to_token(max(ids))!r} has id {max(ids)}, but the model embeds only {self.embedding_size} ids")
         return ids
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
         """The text of `ids`, without special tokens unless asked for."""
         return self._markup.decode([int(index) for index in ids], skip_special_tokens=skip_special)
 

@@ -1,6 +1,7 @@
 """The command `burnish`: finds the subcommand, runs it, turns errors into plain text and an exit code.
 
-Exit codes: 0 done, 1 the run failed, 2 what was asked for can't be done, 130 interrupted. Command modules import what they need inside
+Exit codes: 0 done, 1 the run failed, 2 what was asked for can't be done, 130 interrupted. An exception that is no `BurnishError` is a bug,
+ours or a plug-in's, and keeps its traceback. Command modules import what they need inside
 `run`, so that `burnish --help` answers at once; each offers `add_parser(subparsers)` and `run(args) -> int`.
 """
 
@@ -27,9 +28,19 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
 
 
+class _Version(argparse.Action):
+    """Prints the installed version and leaves; looks it up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        parser.exit(message=f"burnish {version('burnish')}\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every subcommand."""
     parser = _Parser(prog="burnish", description="Post-training for language models in JAX.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
@@ -40,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = _parse(argv)
+    if os.getcwd() not in sys.path:  # as with `python -m`: `my_pkg.mod:fn` may name a package in the working directory
+        sys.path.append(os.getcwd())
     try:
         code = args.run(args)
         sys.stdout.flush()
@@ -53,11 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BurnishError as error:
         if "debug" in args:
             traceback.print_exc()
-        print(f"{_label(sys.stderr)} {error}", file=sys.stderr)
+        else:
+            print(f"{_label(sys.stderr)} {error}", file=sys.stderr)
         return error.exit_code
-    except Exception:  # a bug, ours or a plug-in's: whoever reports it needs the traceback
-        traceback.print_exc()
-        return 1
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

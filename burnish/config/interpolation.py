@@ -12,7 +12,7 @@ from burnish.config import documents
 from burnish.config.errors import Mistake, suggest
 from burnish.config.layers import Layer, join, nodes
 
-MAX_SIZE = 1 << 22
+MAX_SIZE = 1 << 20
 MAX_CHAIN = 20
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 

@@ -46,13 +46,13 @@ class Layer:
         self.add(Layer(value, places), {})
 
     def origin(self, path: str) -> str:
-        """Who wrote the value at a path, in words: that node itself, else all that stands beneath it, else the section around it."""
+        """Who wrote the value at a path, in words; of a section also who overrode parts of it; else who wrote the section around it."""
+        beneath = [place for node, place in self.places.items() if node.startswith(f"{path}.")]
         if path in self.places:
-            return str(self.places[path])
-        beneath = dict.fromkeys(str(place) for node, place in self.places.items() if node.startswith(f"{path}."))
-        if beneath or "." not in path:
-            return "; ".join(beneath) or str(DEFAULT)
-        return self.origin(path.rpartition(".")[0])
+            beneath = [self.places[path], *(place for place in beneath if place.kind != "file")]
+        if not beneath and "." in path:
+            return self.origin(path.rpartition(".")[0])
+        return "; ".join(dict.fromkeys(str(place) for place in beneath or [DEFAULT]))
 
 
 def join(path: str, key: object) -> str:

@@ -36,7 +36,9 @@ class Resolved(Generic[Schema]):
     base: Path
 
 
-def load_config(path: Path | str | None = None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Resolved[Config]:
+def load_config(
+    path: Path | str | None = None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Resolved[Config]:
     """The configuration of a run; raises `ConfigError` with every mistake at once.
 
     `overrides` are texts such as `training.max_steps=20`. Of `environ` (the process's, unless given) variables such as

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from burnish.config import documents
 from burnish.config.errors import suggest
-from burnish.config.layers import join
+from burnish.config.layers import items, join
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -91,8 +91,9 @@ def _path(location: tuple[int | str, ...], kind: str, values: Any) -> str:
     """The dotted path of pydantic's location, without the names of union branches that pydantic puts between the keys."""
     path = ""
     for part in location:
-        if (isinstance(values, dict) and part in values) or (isinstance(values, list) and isinstance(part, int)):
-            values, path = values[part], join(path, part)
+        inside = dict(items(values))
+        if part in inside:
+            values, path = inside[part], join(path, part)
     return join(path, location[-1]) if kind == "missing" else path
 
 

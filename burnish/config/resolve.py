@@ -25,17 +25,17 @@ def resolve(
     """The callable that `name` means.
 
     `kind` names the thing in errors ("reward"). `module` holds the bare names: those of its `__all__`, or a mapping's keys. A file is looked
-    for from `base`, the configuration's folder, then from the working directory. `attribute` is what a file or module named without `:fn`
-    must have. Raises `UserError` when nothing is found, when an import fails, and when what is found can't be called.
+    for from `base`, the configuration's folder, then from the working directory. `attribute` is the name to take from a file or module that
+    is named without `:fn`. Raises `UserError` when nothing is found, when an import fails, and when what is found can't be called.
     """
     place, colon, wanted = name.rpartition(":")
     if not colon:
         place, wanted = name, attribute or ""
     what = f"{kind} `{name}`"
     if place.endswith(".py") or "/" in place:
-        found = _attribute(_load_file(place, base, what), _wanted(wanted, what, place), what)
+        found = _attribute(_load_file(place, base, what), wanted, what, place)
     elif colon or (attribute and "." in place):
-        found = _attribute(_import(place, what), _wanted(wanted, what, place), what)
+        found = _attribute(_import(place, what), wanted, what, place)
     else:
         names = _public(module)
         if name not in names:
@@ -61,9 +61,11 @@ def check_options(
         return
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in reserved}
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    wrong = [f"`{name}` is filled by burnish" for name in options if name in reserved]
+    wrong: list[str] = []
     for name in options:
-        if name not in named and name not in reserved and not anything:
+        if name in reserved:
+            wrong.append(f"`{name}` is filled by burnish")
+        elif name not in named and not anything:
             wrong.append(f"it takes no `{name}`{suggest(name, named) or '; it takes ' + (', '.join(named) or 'none')}")
     if complete:
         wrong += [f"it needs `{name}`" for name, p in named.items() if p.default is p.empty and name not in options]
@@ -77,16 +79,12 @@ def _public(module: ModuleType | Mapping[str, Any] | None) -> Mapping[str, Any]:
     return module or {}
 
 
-def _wanted(name: str, what: str, place: str) -> str:
+def _attribute(module: ModuleType, name: str, what: str, place: str) -> Any:
+    names = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     if not name:
         raise UserError(f"{what} doesn't say which name of {place}; write `{place}:name`")
-    return name
-
-
-def _attribute(module: ModuleType, name: str, what: str) -> Any:
-    names = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     if name not in names:
-        raise UserError(f"{what}: {module.__file__ or module.__name__} has no `{name}`{suggest(name, names)}")
+        raise UserError(f"{what}: {place} has no `{name}`{suggest(name, names)}")
     return names[name]
 
 

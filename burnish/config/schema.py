@@ -6,10 +6,13 @@ models. A field that nothing reads must not exist.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], Strict(False)]
+"""A frozen sequence that a list may fill; its items stay strict."""
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -32,7 +35,7 @@ class LoraConfig(Section):
     """Rank r of the update B·A."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale: the update is multiplied by alpha / rank."""
-    targets: tuple[LoraTarget, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+    targets: Many[LoraTarget] = ("q", "k", "v", "o", "gate", "up", "down")
     """Which matrices of each layer get an adapter."""
 
 
@@ -69,9 +72,9 @@ class SourceConfig(Section):
 class DataSection(Section):
     """Where prompts come from and which are used."""
 
-    train: tuple[SourceConfig, ...] = ()
+    train: Many[SourceConfig] = ()
     """Sources of training prompts; several are mixed by weight."""
-    eval: tuple[SourceConfig, ...] = ()
+    eval: Many[SourceConfig] = ()
     """Sources of held-out prompts; read to their end, never mixed or shuffled."""
     prompt_key: str = "prompt"
     """The column that holds the prompt: a string (one user message) or a list of messages."""
@@ -94,7 +97,7 @@ class RewardConfig(Section):
 
     fn: str
     """`exact`, `numeric`, `format` … of `burnish.rewards`, or `my_pkg.mod:fn`, or `./file.py:fn`."""
-    weight: Annotated[float, Field()] = 1.0
+    weight: float = 1.0
     """Factor in the weighted sum."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword options bound to the function, checked against its signature."""
@@ -171,7 +174,7 @@ class SamplingConfig(Section):
     """Keep ids at least this likely relative to the likeliest; 0 keeps all."""
     max_tokens: Positive = 256
     """Longest completion, in tokens, the stop id included."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: Many[str] = ()
     """Texts that end a completion when they appear in it."""
 
 
@@ -184,7 +187,7 @@ class EvalSamplingConfig(Section):
     """Longest completion; null means `rollout.sampling.max_tokens`."""
 
 
-class RolloutSection(Section):
+class RolloutConfig(Section):
     """The engine that samples, and its limits."""
 
     engine: Literal["native"] = "native"
@@ -212,7 +215,7 @@ class MeshSpec(Section):
     """Use the mesh of that role."""
 
 
-class ClusterSection(Section):
+class ClusterConfig(Section):
     """Which role lives where."""
 
     actor: MeshSpec = MeshSpec()
@@ -313,12 +316,12 @@ class Config(Section):
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
-    rewards: tuple[RewardConfig, ...] = ()
+    rewards: Many[RewardConfig] = ()
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
     algorithm: GRPOConfig = GRPOConfig()
-    rollout: RolloutSection = RolloutSection()
-    cluster: ClusterSection = ClusterSection()
+    rollout: RolloutConfig = RolloutConfig()
+    cluster: ClusterConfig = ClusterConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()

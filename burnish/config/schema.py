@@ -80,10 +80,8 @@ class DataSection(Section):
     """The column that holds the prompt: a string (one user message) or a list of messages."""
     system_prompt: str | None = None
     """Put before every prompt that has no system message of its own."""
-    max_prompt_tokens: Positive = 512
-    """Longest prompt, in tokens after the chat template."""
-    overlong: Literal["drop", "error", "left"] = "drop"
-    """A longer prompt: dropped and counted, an error before training, or its last tokens kept."""
+    overlong: Literal["drop", "error"] = "drop"
+    """A prompt longer than `rollout.max_prompt_tokens`: dropped and counted, or an error before training."""
     shuffle: bool = True
     """Draw training prompts in a random order that depends on `run.seed` and the epoch only."""
     epochs: Positive | None = None
@@ -192,6 +190,8 @@ class RolloutConfig(Section):
 
     engine: Literal["native"] = "native"
     """Which engine."""
+    max_prompt_tokens: Positive = 512
+    """Longest prompt, in tokens after the chat template."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training episodes."""
     evaluation: EvalSamplingConfig = EvalSamplingConfig()
@@ -211,19 +211,13 @@ class MeshSpec(Section):
 
     axes: dict[Literal["data", "fsdp", "tp"], Positive] = Field(default_factory=lambda: {"data": 1})
     """Axis names and sizes, outermost first."""
-    same_as: str | None = None
-    """Use the mesh of that role."""
 
 
 class ClusterConfig(Section):
-    """Which role lives where."""
+    """Which role lives where. The engine and the reference use the actor's devices."""
 
     actor: MeshSpec = MeshSpec()
     """Devices of the trained policy."""
-    rollout: MeshSpec = MeshSpec(same_as="actor")
-    """Devices of the sampling engine."""
-    reference: MeshSpec = MeshSpec(same_as="actor")
-    """Devices of the frozen reference policy."""
 
 
 class OptimizerConfig(Section):

@@ -17,10 +17,9 @@ from burnish.models import weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
 from burnish.models.transformer import Params, Precision
-from burnish.text.chat import ChatTemplate
-from burnish.text.tokenizer import Tokenizer
+from burnish.text.codec import Codec
 
-_FAST_BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16")
+_FAST_BF16_CPU_FLAG = "amx_bf16"
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class Model:
 
     config: ModelConfig
     params: Params
-    tokenizer: Tokenizer
-    template: ChatTemplate
+    codec: Codec
     folder: Path
 
     @classmethod
@@ -40,10 +38,9 @@ class Model:
         The text side is read first, so that a broken folder fails before its weights are.
         """
         folder = locate(str(path))
-        tokenizer = Tokenizer.load(folder)
-        template = ChatTemplate.load(folder, tokenizer, template_kwargs=template_kwargs)
+        codec = Codec.load(folder, template_kwargs=template_kwargs)
         config, params = weights.load(folder, mesh=mesh)
-        return cls(config, params, tokenizer, template, folder)
+        return cls(config, params, codec, folder)
 
 
 def resolve_precision(choice: Literal["auto", "f32", "bf16"]) -> Precision:
@@ -59,4 +56,4 @@ def resolve_precision(choice: Literal["auto", "f32", "bf16"]) -> Precision:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return "f32"
-    return "bf16" if any(flag in flags for flag in _FAST_BF16_CPU_FLAGS) else "f32"
+    return "bf16" if _FAST_BF16_CPU_FLAG in flags.split() else "f32"

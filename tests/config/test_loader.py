@@ -247,6 +247,13 @@ def test_a_bad_reference_is_a_mistake_with_its_source(text: str, message: str):
     assert message in mistake.message
 
 
+def test_a_default_is_not_interpolated():
+    class Plain(Section):
+        pattern: str = "${x}"
+
+    assert load(Plain, None, [], {}).config.pattern == "${x}"
+
+
 def test_references_can_neither_blow_up_nor_recurse_without_end(tmp_path: Path):
     bomb = "\n".join(f'    k{i}: ["${{data.chat_template_kwargs.k{i + 1}}}", "${{data.chat_template_kwargs.k{i + 1}}}"]' for i in range(30))
     with pytest.raises(ConfigError, match="expand to too much"):

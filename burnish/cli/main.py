@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import config
+from burnish.cli import config, fetch
 from burnish.config.errors import BurnishError
 
-COMMANDS = (config,)
+COMMANDS = {"fetch": fetch, "config": config}
+"""Each command's module, in the order of the help; `add_parser` adds the parser of that name."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,8 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with every subcommand."""
     parser = _Parser(prog="burnish", description="Post-training for language models in JAX.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
+    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS.values():
         command.add_parser(subparsers)
     return parser
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:  # as with `python -m`: `my_pkg.mod:fn` may name a package in the working directory
         sys.path.append(os.getcwd())
     try:
-        code = args.run(args)
+        code = COMMANDS[args.command].run(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from burnish.config.layers import join
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_DEPTH = 50
+MAX_DIGITS = 100
 
 _UNTAGGED = "untagged"
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -102,11 +103,8 @@ def scalar(text: str) -> Any:
     """What a plain (unquoted) scalar means."""
     if text in _WORDS:
         return _WORDS[text]
-    if _INT.fullmatch(text):
-        try:
-            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-        except ValueError:  # Python limits the digits of a decimal number
-            return text
+    if _INT.fullmatch(text):  # Python refuses to write out numbers of thousands of digits, and nobody means one
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) <= MAX_DIGITS else text
     if _FLOAT.fullmatch(text):
         return float(text)
     if re.fullmatch(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", text):

@@ -24,9 +24,9 @@ def resolve(
 ) -> Callable[..., Any]:
     """The callable that `name` means.
 
-    `kind` names the thing in errors ("reward"). `module` holds the bare names: those of its `__all__`, or a mapping's keys. A file is looked
-    for from `base`, the configuration's folder, then from the working directory. `attribute` is the name to take from a file or module that
-    is named without `:fn`. Raises `UserError` when nothing is found, when an import fails, and when what is found can't be called.
+    `kind` names the thing in errors ("reward"). `module` holds the bare names: those of its `__all__`, or a mapping's keys. A file is
+    sought from `base`, the configuration's folder, then from the working directory. `attribute` is the name to take from a file or module
+    that is named without `:fn`. Raises `UserError` when nothing is found, when an import fails, and when what is found can't be called.
     """
     place, colon, wanted = name.rpartition(":")
     if not colon:

@@ -35,7 +35,7 @@ data: {train: [{path: a.jsonl, weight: 2}, {recipe: r.py, options: {size: 10, op
 rewards: [{fn: exact, weight: 0.5, options: {strict: true}}, {fn: format}]
 algorithm: {epsilon: 0.3, num_generations: 4}
 rollout: {slots: 7, sampling: {temperature: 0.7, top_p: 0.9}}
-cluster: {rollout: {axes: {data: 2}}}
+cluster: {actor: {axes: {data: 2}}}
 training: {max_steps: 11, optimizer: {name: lion, learning_rate: 1e-4, b2: 0.5}}
 run: {name: full, seed: 3}
 """
@@ -48,7 +48,7 @@ PARTIAL = {
     "rollout.sampling.top_k=5": (5, {"rollout.sampling.temperature": 0.7, "rollout.sampling.top_p": 0.9, "rollout.slots": 7}),
     "rollout.slots=9": (9, {"rollout.sampling.temperature": 0.7}),
     "algorithm.beta=0.1": (0.1, {"algorithm.epsilon": 0.3, "algorithm.num_generations": 4}),
-    "cluster.rollout.axes.fsdp=2": (2, {"cluster.rollout.axes.data": 2, "cluster.rollout.same_as": "actor"}),
+    "cluster.actor.axes.fsdp=2": (2, {"cluster.actor.axes.data": 2}),
     "data.prompt_key=prompt": ("prompt", {"data.train.0.path": "a.jsonl"}),
     "data.train.1.options.size=99": (99, {"data.train.1.options.ops": [1, 2], "data.train.1.recipe": "r.py", "data.train.0.weight": 2.0}),
     "rewards.0.weight=3": (3.0, {"rewards.0.fn": "exact", "rewards.0.options.strict": True, "rewards.1.fn": "format"}),
@@ -72,10 +72,6 @@ def test_b125_a_partial_override_keeps_its_siblings(tmp_path: Path, override: st
         config = load_config(write(tmp_path / "over.yaml", f"extends: base.yaml\n{nested[1:-1]}\n"), [], {}).config
     assert at(config, key) == value
     assert {path: at(config, path) for path in siblings} == siblings
-
-
-def test_b125_a_section_default_that_differs_from_its_class_survives_a_partial_override():
-    assert load_config(None, ["cluster.rollout.axes.tp=2"], {}).config.cluster.rollout.same_as == "actor"
 
 
 def test_sources_override_in_order_and_provenance_says_so(tmp_path: Path):
@@ -151,6 +147,10 @@ class Square(Section):
 class Drawing(Section):
     shape: Annotated[Circle | Square, Field(discriminator="name")] = Circle(radius=3.0)
     size: int = 1
+
+
+def test_b125_a_section_default_that_differs_from_its_class_survives_a_partial_override():
+    assert load(Drawing, None, ["shape.width=7"], {}).config.shape == Circle(radius=3.0, width=7)
 
 
 def test_switching_the_tag_of_a_union_replaces_its_siblings(tmp_path: Path):
@@ -245,6 +245,13 @@ def test_a_bad_reference_is_a_mistake_with_its_source(text: str, message: str):
     (mistake,) = caught.value.mistakes
     assert (mistake.path, mistake.source) == ("run.folder", f"command line run.folder={text}")
     assert message in mistake.message
+
+
+def test_a_default_is_not_interpolated():
+    class Plain(Section):
+        pattern: str = "${x}"
+
+    assert load(Plain, None, [], {}).config.pattern == "${x}"
 
 
 def test_references_can_neither_blow_up_nor_recurse_without_end(tmp_path: Path):

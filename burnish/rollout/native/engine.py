@@ -25,7 +25,7 @@ from burnish.rollout.native.cache import allocate
 from burnish.rollout.native.decode import Slots, decode, prefill
 from burnish.rollout.native.layout import Layout
 from burnish.rollout.native.sample import Rules, Sampled
-from burnish.rollout.native.scheduler import Decode, Job, Prefill, Scheduler, bucket
+from burnish.rollout.native.scheduler import Decode, Job, Prefill, Scheduler
 from burnish.types import Completion, Request, StopReason
 
 _GATHER_S = 0.005  # an idle engine waits this long after each arrival for the rest of a batch: prefill costs the same for one row as for all
@@ -267,13 +267,11 @@ class NativeEngine:
 
     def _decode(self) -> None:
         jobs = self._scheduler.running
-        furthest = max(len(job.request.prompt_ids) + min(len(job.ids) + self._decode_chunk, job.budget) for _, job in jobs)
         self._cache, sampled = decode(
             self._layout.weights,
             self._cache,
             self._slots(),
             num_tokens=self._decode_chunk,
-            span=bucket(furthest, self._context),
             **self._options([job for _, job in jobs]),
         )
         self._collect(jobs, jax.tree.map(np.asarray, sampled))

@@ -68,23 +68,28 @@ def test_b067_greedy_ids_are_the_same_at_every_batch_size(
     assert [out.ids.tolist() for out in outs] == [greedy_reference(params, (5, 6, 7), 12)] * num_requests
 
 
+def first_new(ids: list[int], start: int = 3) -> int:
+    """The first place from `start` on whose id didn't occur before: what a stop id is tried on."""
+    return next(i for i, token in enumerate(ids) if i >= start and token not in ids[:i])
+
+
 def test_b053_b055_any_of_a_set_of_stop_ids_ends_and_nothing_comes_after(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    free = generate(engine, [request(temperature=0.0)])[0].ids.tolist()
-    first = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
-    out = generate(engine, [request(temperature=0.0, stop_ids=(96, free[first], free[-1]))])[0]
+    free = generate(engine, [request()])[0].ids.tolist()
+    first = first_new(free)
+    out = generate(engine, [request(stop_ids=(96, free[first], free[-1]))])[0]
     assert out.ids.tolist() == free[: first + 1] and out.stop is StopReason.STOP_ID
     # More stop ids than the usual program has room for.
     many = tuple(i for i in range(97) if i not in free[:first])
-    assert generate(engine, [request(temperature=0.0, stop_ids=many)])[0].ids.tolist() == free[: first + 1]
+    assert generate(engine, [request(stop_ids=many)])[0].ids.tolist() == free[: first + 1]
 
 
 def test_b053_a_stop_id_at_exactly_the_budget_is_a_stop_and_no_truncation(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    free = generate(engine, [request(temperature=0.0)])[0].ids.tolist()
-    first = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
-    stopped = request(temperature=0.0, max_tokens=first + 1, stop_ids=(free[first],))
-    cut = request(temperature=0.0, max_tokens=first + 1, stop_ids=(96,))
+    free = generate(engine, [request()])[0].ids.tolist()
+    first = first_new(free)
+    stopped = request(max_tokens=first + 1, stop_ids=(free[first],))
+    cut = request(max_tokens=first + 1, stop_ids=(next(i for i in range(97) if i not in free),))
     reasons = [(out.stop, len(out.ids)) for out in generate(engine, [stopped, cut])]
     assert reasons == [(StopReason.STOP_ID, first + 1), (StopReason.LENGTH, first + 1)]
 
@@ -110,15 +115,17 @@ def test_the_context_ends_a_completion_and_a_prompt_must_leave_room(make_engine:
 
 def test_a_stop_string_cuts_after_the_token_that_completes_it(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    free = generate(engine, [request(temperature=0.0)])[0]
-    text = "".join(chr(33 + i) for i in free.ids)
-    end = next(i for i in range(5, 11) if text.find(text[i - 1 : i + 1]) == i - 1)
-    for stop_strings in ((text[end - 1 : end + 1],), ("never", text[end - 1 : end + 1])):
-        out = generate(engine, [request(temperature=0.0, stop_strings=stop_strings)])[0]
+    free = generate(engine, [request()])[0]
+    end = first_new(free.ids.tolist(), 5)
+    stop = "".join(chr(33 + i) for i in free.ids[end - 1 : end + 1])
+    for stop_strings in ((stop,), ("never", stop)):
+        out = generate(engine, [request(stop_strings=stop_strings)])[0]
         assert out.stop is StopReason.STOP_STRING and out.ids.tolist() == free.ids[: end + 1].tolist()
         assert len(out.logps) == len(out.versions) == end + 1
-    at_budget = generate(engine, [request(temperature=0.0, max_tokens=end + 1, stop_strings=(text[end - 1 : end + 1],))])[0]
-    assert at_budget.stop is StopReason.STOP_STRING
+    at_budget, both = generate(
+        engine, [request(max_tokens=end + 1, stop_strings=(stop,)), request(stop_strings=(stop,), stop_ids=(int(free.ids[end]),))]
+    )
+    assert at_budget.stop is StopReason.STOP_STRING and both.stop is StopReason.STOP_ID
 
 
 def test_one_program_serves_any_mix_of_parameters(make_engine: MakeEngine) -> None:
@@ -167,10 +174,10 @@ def test_a_group_shares_its_prefill_and_still_samples_apart(make_engine: MakeEng
 
 
 def test_more_requests_than_slots_are_all_answered(make_engine: MakeEngine) -> None:
-    engine = make_engine(slots=4)
+    engine = make_engine()
     requests = [Request((1 + i % 5, 2), SamplingParams(1 + i % 9), (i,)) for i in range(30)]
     assert [len(out.ids) for out in generate(engine, requests)] == [1 + i % 9 for i in range(30)]
     stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.slots) == (0, 0, 4)
+    assert (stats.running, stats.waiting, stats.slots) == (0, 0, 8)
     assert stats.tokens == sum(1 + i % 9 for i in range(30))
-    assert stats.kv_bytes == 2 * 2 * 4 * 2 * 128 * 8 * 4  # keys and values, layers, slots, kv heads, context, head_dim, bytes
+    assert stats.kv_bytes == 2 * 2 * 8 * 2 * 128 * 8 * 4  # keys and values, layers, slots, kv heads, context, head_dim, bytes

@@ -17,7 +17,13 @@ from burnish.types import Completion, Request, SamplingParams
 T = TypeVar("T")
 
 CONFIG = ModelConfig("llama", 97, 32, 2, 4, 2, 8, 48, RopeConfig(1e4), qkv_bias=True, qk_norm=True, max_positions=256)
-OPTIONS: dict[str, Any] = {"decode_text": lambda ids: "".join(chr(33 + i) for i in ids), "context": 128, "slots": 8, "prefill_rows": 2, "decode_chunk": 4}
+OPTIONS: dict[str, Any] = {
+    "decode_text": lambda ids: "".join(chr(33 + i) for i in ids),
+    "context": 128,
+    "slots": 8,
+    "prefill_rows": 2,
+    "decode_chunk": 4,
+}
 
 
 def random_params(config: ModelConfig = CONFIG, seed: int = 0) -> transformer.Params:
@@ -25,8 +31,8 @@ def random_params(config: ModelConfig = CONFIG, seed: int = 0) -> transformer.Pa
     params = transformer.init(config, jax.random.key(seed))
     leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(seed)
-    noisy = [jnp.asarray(np.asarray(leaf) * (6.0 if leaf.ndim > 2 else 1.0) + rng.normal(0, 0.2, leaf.shape), jnp.float32) for leaf in leaves]
-    return jax.tree.unflatten(treedef, noisy)
+    grown = [np.asarray(leaf) * (6.0 if leaf.ndim > 2 else 1.0) for leaf in leaves]
+    return jax.tree.unflatten(treedef, [jnp.asarray(leaf + rng.normal(0, 0.2, leaf.shape), jnp.float32) for leaf in grown])
 
 
 def random_adapter(config: ModelConfig = CONFIG, seed: int = 1) -> transformer.Adapter:

@@ -53,17 +53,13 @@ def nucleus(logits: np.ndarray, top_p: float) -> set[int]:
 
 def test_bf16_stays_close_to_f32(params: transformer.Params, make_engine: MakeEngine) -> None:
     out = generate(make_engine(precision="bf16"), [request(PROMPTS[1], (1, i)) for i in range(8)])
-    logps = [
-        log_softmax(forward_logits(params, [*PROMPTS[1], *one.ids])[len(PROMPTS[1]) - 1 : -1])[np.arange(12), one.ids] for one in out
-    ]
+    logps = [log_softmax(forward_logits(params, [*PROMPTS[1], *one.ids])[len(PROMPTS[1]) - 1 : -1])[np.arange(12), one.ids] for one in out]
     difference = np.abs(np.concatenate(logps) - np.concatenate([one.logps for one in out]))
     assert 0 < difference.mean() < 0.05
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 3, 8])
-def test_b067_greedy_ids_are_the_same_at_every_batch_size(
-    params: transformer.Params, make_engine: MakeEngine, num_requests: int
-) -> None:
+def test_b067_greedy_ids_are_the_same_at_every_batch_size(params: transformer.Params, make_engine: MakeEngine, num_requests: int) -> None:
     outs = generate(make_engine(), [request(temperature=0.0)] * num_requests)
     assert [out.ids.tolist() for out in outs] == [greedy_reference(params, (5, 6, 7), 12)] * num_requests
 
@@ -131,10 +127,12 @@ def test_a_stop_string_cuts_after_the_token_that_completes_it(make_engine: MakeE
 def test_one_program_serves_any_mix_of_parameters(make_engine: MakeEngine) -> None:
     engine = make_engine()
     mixed = [
-        request((9, 8), (7, i), **options)
-        for i, options in enumerate(
-            [{"temperature": 0.0}, {}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 3}, {"temperature": 0.5}]
-        )
+        request((9, 8), temperature=0.0),
+        request((9, 8), (1,)),
+        request((9, 8), (2,), top_k=5),
+        request((9, 8), (3,), min_p=0.1),
+        request((9, 8), (4,), top_p=0.5, top_k=3),
+        request((9, 8), (5,), temperature=0.5),
     ]
     together = generate(engine, mixed)
     for one, out in zip(mixed, together, strict=True):

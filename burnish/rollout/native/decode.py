@@ -106,9 +106,7 @@ def decode(
     return cache, out
 
 
-def _advance(
-    config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, precision: Precision
-) -> tuple[Cache, Float[Array, "S D"]]:
+def _advance(config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, precision: Precision) -> tuple[Cache, Float[Array, "S D"]]:
     """Put each slot's last token through the layers; its keys and values enter the cache."""
     angles = rope_angles(config, slots.positions)
     x = jnp.take(weights.embed, slots.tokens, axis=0).astype(jnp.float32)

@@ -1,6 +1,6 @@
 """The engine's own copy of the weights, in the layout that decoding is fastest with.
 
-Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices stored in the dtype they are multiplied in.
+Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices in the dtype they are multiplied in.
 Updates make a new `Layout` beside the old one, so whoever holds either has it whole. When updates happen is `engine.py`'s business.
 
 Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head", "layers.q", "adapter.q.a", "adapter.q.b".

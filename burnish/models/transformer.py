@@ -161,7 +161,7 @@ def _broadcast(vector: Array, ndim: int) -> Array:
     return vector.reshape((1,) * (ndim - 1) + (-1,)).astype(jnp.float32)
 
 
-def rope_angles(config: ModelConfig, positions: Int[Array, "*n"]) -> tuple[Float[Array, "*n h/2"], Float[Array, "*n h/2"]]:
+def rope_angles(config: ModelConfig, positions: Int[Array, "*n"]) -> tuple[Float[Array, "*n half"], Float[Array, "*n half"]]:
     """cos and sin of the rotary embedding at each position (Su et al., 2021, arXiv:2104.09864)."""
     frequencies, factor = rope_frequencies(config.rope, config.head_dim)
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32).reshape((1,) * positions.ndim + (-1,))
@@ -221,7 +221,7 @@ def _yarn_factor(rope: RopeConfig) -> float:
     return mscale(1.0)
 
 
-def rotate(x: Float[Array, "*n H h"], cos: Float[Array, "*n h/2"], sin: Float[Array, "*n h/2"]) -> Float[Array, "*n H h"]:
+def rotate(x: Float[Array, "*n H h"], cos: Float[Array, "*n half"], sin: Float[Array, "*n half"]) -> Float[Array, "*n H h"]:
     """Rotate the two halves of each head (the Hugging Face layout)."""
     first, second = jnp.split(x, 2, axis=-1)
     c, s = cos[..., None, :], sin[..., None, :]

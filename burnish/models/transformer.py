@@ -21,10 +21,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility, attention
-from burnish.models.config import ModelConfig, RopeConfig
+from burnish.models.config import ModelConfig, Precision, RopeConfig
 
 Params = dict[str, Any]
-Precision = Literal["f32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,12 @@ from burnish.text.codec import Codec
 Report = Callable[[str], None]
 
 
-def build_learner(resolved: Resolved[Config], *, sinks: Callable[[], Sequence[Sink]], report: Report) -> RLLearner:
+def build_learner(
+    resolved: Resolved[Config], *, sinks: Callable[[], Sequence[Sink]], report: Report, load_model: Callable[..., Model] = Model.load
+) -> RLLearner:
     """Build everything that `resolved` describes. `sinks` is called once all that can be wrong before loading weights was checked.
 
-    Raises what a step raises, `UserError`s with the step's name in front.
+    load_model: called as `Model.load` is. Raises what a step raises, a user's mistake with the step's name in front.
     """
     config, base = resolved.config, resolved.base
     with _step("text", report) as say:
@@ -73,7 +75,7 @@ def build_learner(resolved: Resolved[Config], *, sinks: Callable[[], Sequence[Si
     outputs = sinks()
     with _step("model", report) as say:
         mesh = build_mesh(config.cluster.actor)
-        model = Model.load(folder, template_kwargs=config.data.chat_template_kwargs, mesh=mesh)
+        model = load_model(folder, template_kwargs=config.data.chat_template_kwargs, mesh=mesh)
         say(f"{model.config.family}, {model.config.num_layers} layers, width {model.config.width}")
     with _step("cluster", report) as say:
         cluster = RLCluster(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,15 +86,19 @@ class RLLearner:
         self._training = policy.training_config if isinstance(policy, RLCluster) else training or TrainingConfig()
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
-        self._algorithm = algorithm
-        self._plan = BatchPlan.from_config(self._training, algorithm)
+        self._plan = BatchPlan.from_config(
+            self._training, num_generations=algorithm.num_generations, num_iterations=algorithm.num_iterations
+        )
+        # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
+        needed = algorithm.scores_needed | ({"old"} if self._plan.updates_per_step > 1 else set())
+        self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
         self._rewards = RewardManager([fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns])
         self._make_agent = lambda: agent_class(**agent_kwargs)
         self._make_env = lambda prompt: env_class({**prompt.meta, "prompt": list(prompt.messages)}, **env_kwargs)
         count = token_counter(_codec(policy).template, self._make_agent) if env_class is TaskEnvironment else None
         limit, policy = self._rollout.max_prompt_tokens, self._rollout.overlong_prompts
         self._stream = training_stream(
-            train_ds, count_tokens=count, max_tokens=limit, policy=policy, seed=self._run.seed, batch_size=self._plan.batch_size
+            train_ds, count_tokens=count, max_tokens=limit, policy=policy, seed=self._run.seed, batch_size=self._plan.batch
         )
         self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=policy)
         if (self._training.eval_every is not None or self._training.compare) and not self._held_out:
@@ -153,8 +158,7 @@ class RLLearner:
             if training.compare:
                 self._evaluate(BEFORE, 0, result)
             producer.start()
-            while (first := handoff.get()) is not None:
-                self._step(first, handoff, result)
+            while self._step(handoff, result):
                 step = result.steps
                 if training.eval_every is not None and step % training.eval_every == 0:
                     self._evaluate(f"step {step}", step, result)
@@ -171,46 +175,33 @@ class RLLearner:
             if producer.ident is not None:
                 producer.join()
 
-    def _step(self, first: Chunk, handoff: Handoff[Chunk], result: TrainResult) -> None:
-        """All updates of one step, then the engine's new weights and the step's report."""
-        start, step, plan = time.monotonic(), result.steps + 1, self._plan
-        groups: list[Group] = []
-        waited = 0.0
-        chunk: Chunk | None = first
-        for _ in range(plan.updates_per_step):
-            scored: dict[tuple[int, int, int], MicroBatch] = {}
-
-            def micro_batches(scored: dict[tuple[int, int, int], MicroBatch] = scored) -> Iterator[MicroBatch]:
-                nonlocal chunk, waited
-                for _ in range(plan.accumulation_steps):
-                    if chunk is None:
-                        before = time.monotonic()
-                        chunk = handoff.get()
-                        waited += time.monotonic() - before
-                    if chunk is None:
-                        raise RuntimeError("the producer ended in the middle of a step")
-                    if chunk.iteration == 0:
-                        self._receive(chunk, groups)
-                    micro = scored.get(chunk.key) or self._score(chunk)
-                    scored[chunk.key] = micro
-                    chunk = None
-                    yield micro
-
-            for _ in range(self._algorithm.num_iterations):
+    def _step(self, handoff: Handoff[Chunk], result: TrainResult) -> bool:
+        """All updates of one step, then the engine's new weights and the step's report. False where the data has ended instead."""
+        start, step, groups = time.monotonic(), result.steps + 1, []
+        for _ in range(self._plan.num_mini_batches):
+            micro_batches: list[MicroBatch] = []
+            for iteration in range(self._algorithm.num_iterations):
+                chunks = self._take(handoff)
+                if not chunks:
+                    return False
+                if iteration == 0:
+                    micro_batches = [self._score(chunk) for chunk in chunks]
+                    groups += [group for chunk in chunks for group in chunk.groups]
+                    self._metrics.sum("time/rollout_seconds", sum(chunk.rollout_seconds for chunk in chunks))
                 with self._timed("update"):
-                    metrics = self.cluster.update_actor(micro_batches(), count=plan.accumulation_steps, step=step)
-                self._metrics.merge(metrics)
+                    self._metrics.merge(self.cluster.update_actor(micro_batches, count=len(micro_batches), step=step))
+        record_rollout(self._metrics, groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated)
         with self._timed("sync"):
             self.cluster.sync_weights()
         result.steps = step
-        self._report(step, groups, time.monotonic() - start, waited, result)
+        self._report(step, groups, time.monotonic() - start, result)
+        return True
 
-    def _receive(self, chunk: Chunk, groups: list[Group]) -> None:
-        groups.extend(chunk.groups)
-        record_rollout(
-            self._metrics, chunk.groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated
-        )
-        self._metrics.sum("time/rollout_seconds", chunk.rollout_seconds)
+    def _take(self, handoff: Handoff[Chunk]) -> list[Chunk]:
+        """The micro-batches of one update; none at the end of the data, which is always the end of a step."""
+        with self._timed("wait"):
+            chunks = [handoff.get() for _ in range(self._plan.accumulation_steps)]
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _score(self, chunk: Chunk) -> MicroBatch:
         """The passes that the algorithm asks for, under the policy that the step began with."""
@@ -221,10 +212,9 @@ class RLLearner:
             reference = self.cluster.get_ref_per_token_logps(batch) if "reference" in needed else None
         return MicroBatch(batch, old, reference)
 
-    def _report(self, step: int, groups: Sequence[Group], seconds: float, waited: float, result: TrainResult) -> None:
+    def _report(self, step: int, groups: Sequence[Group], seconds: float, result: TrainResult) -> None:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
-        self._metrics.last("time/wait_seconds", waited)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         metrics = self._metrics.take()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)

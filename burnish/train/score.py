@@ -11,6 +11,7 @@ is trained, or `head_fn` has a gradient of its own, the backward pass computes t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
@@ -111,7 +112,7 @@ def target_scores(
     temperatures = asked(jnp.where(batch.temperatures > 0, batch.temperatures, 1.0))
     kept_ids = None if batch.kept_ids is None else asked(batch.kept_ids)
     questions = Asked(asked(batch.target_ids), temperatures, kept_ids, jax.tree.map(asked, aux))
-    scalars = _stream(_with_chunk(options, chunk), features, head, questions, count)
+    scalars = _stream(dataclasses.replace(options, chunk=chunk), features, head, questions, count)
 
     def unsorted(values: Float[Array, " N"]) -> Float[Array, "R M"]:
         scattered = jnp.zeros(num_targets, jnp.float32).at[order].set(values[:num_targets])
@@ -231,7 +232,3 @@ def _chunk(x: Array, *, start: Array, size: int) -> Array:
 
 def _put(whole: Array, part: Array, start: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
-
-
-def _with_chunk(options: HeadOptions, chunk: int) -> HeadOptions:
-    return HeadOptions(chunk, options.precision, options.train_head, options.head_fn, options.head_fn_gradient)

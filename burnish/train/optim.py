@@ -43,7 +43,7 @@ def make_schedule(config: OptimizerConfig, *, total_updates: int) -> Schedule:
     elif config.schedule == "linear":
         after = optax.linear_schedule(peak, peak * config.min_ratio, falling)
     else:
-        after = optax.cosine_decay_schedule(peak, falling, alpha=config.min_ratio) if peak else optax.constant_schedule(0.0)
+        after = optax.cosine_decay_schedule(peak, falling, alpha=config.min_ratio)
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
 
 
@@ -55,10 +55,9 @@ def _rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfor
         case "lion":
             return optax.lion(schedule, config.b1, config.b2, weight_decay=decay, mask=decays)
         case "adafactor":
-            # Its own decay isn't multiplied by the learning rate; the decoupled one is.
-            unscaled = optax.adafactor(multiply_by_parameter_scale=False, eps=config.eps**2, weight_decay_rate=None)
-            descent = optax.scale(-1.0)
-            return optax.chain(unscaled, descent, optax.add_decayed_weights(decay, decays), optax.scale_by_learning_rate(schedule))
+            # Put together here because optax.adafactor's decay isn't multiplied by the learning rate.
+            scaled = optax.chain(optax.scale_by_factored_rms(epsilon=config.eps**2), optax.clip_by_block_rms(1.0))
+            return optax.chain(scaled, optax.add_decayed_weights(decay, decays), optax.scale_by_learning_rate(schedule))
         case "muon":
             return optax.contrib.muon(
                 schedule,
@@ -70,6 +69,7 @@ def _rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfor
                 adam_b2=config.b2,
                 adam_weight_decay=decay,
                 muon_weight_dimension_numbers=_muon_dimensions,
+                consistent_rms=0.2,  # updates as large as AdamW's, so that learning rates carry over (Liu et al., 2025, arXiv:2502.16982)
             )
 
 

@@ -95,6 +95,7 @@ def target_scores(
     Temperature 0 (greedy) is scored at 1. Where `kept_ids` names a support, the softmax is over those ids only. 0 where the mask is False,
     whatever the hidden state is there. aux: a tree of [R, M, ...]. Returns the log-probs and the scalars of `head_fn`, all [R, M].
     """
+    batch = jax.tree.map(jnp.asarray, batch)
     rows, length, width = hidden.shape
     num_targets = batch.mask.size
     chunk = min(options.chunk, num_targets)

@@ -1,1 +1,57 @@
-"""burnish: post-training for language models in JAX."""
+"""burnish: post-training for language models in JAX.
+
+The public names, imported when they are first used, so that `import burnish` costs nothing and never starts JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
+    from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
+    from burnish.config.loader import load_config
+    from burnish.config.schema import ClusterConfig, Config, GRPOConfig, LoraConfig, RolloutConfig, TrainingConfig
+    from burnish.rl.cluster import RLCluster, Role
+    from burnish.rl.learner import GRPOLearner, RLLearner
+
+_HOMES = {
+    "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
+    "burnish.agentic.environments": ("BaseTaskEnv", "EnvStepResult", "TaskEnvironment"),
+    "burnish.config.loader": ("load_config",),
+    "burnish.config.schema": ("ClusterConfig", "Config", "GRPOConfig", "LoraConfig", "RolloutConfig", "TrainingConfig"),
+    "burnish.rl.cluster": ("RLCluster", "Role"),
+    "burnish.rl.learner": ("GRPOLearner", "RLLearner"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Action",
+    "BaseTaskEnv",
+    "ClusterConfig",
+    "Config",
+    "ConversationAgentBase",
+    "EnvStepResult",
+    "GRPOConfig",
+    "GRPOLearner",
+    "LoraConfig",
+    "ModelAgent",
+    "RLCluster",
+    "RLLearner",
+    "Role",
+    "RolloutConfig",
+    "TaskEnvironment",
+    "TrainingConfig",
+    "load_config",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'burnish' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

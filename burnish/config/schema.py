@@ -6,10 +6,13 @@ models. A field that nothing reads must not exist.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], Strict(False)]
+"""A frozen sequence that a list may fill; its items stay strict."""
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -32,7 +35,7 @@ class LoraConfig(Section):
     """Rank r of the update B·A."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale: the update is multiplied by alpha / rank."""
-    targets: tuple[LoraTarget, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+    targets: Many[LoraTarget] = ("q", "k", "v", "o", "gate", "up", "down")
     """Which matrices of each layer get an adapter."""
 
 
@@ -69,18 +72,16 @@ class SourceConfig(Section):
 class DataSection(Section):
     """Where prompts come from and which are used."""
 
-    train: tuple[SourceConfig, ...] = ()
+    train: Many[SourceConfig] = ()
     """Sources of training prompts; several are mixed by weight."""
-    eval: tuple[SourceConfig, ...] = ()
+    eval: Many[SourceConfig] = ()
     """Sources of held-out prompts; read to their end, never mixed or shuffled."""
     prompt_key: str = "prompt"
     """The column that holds the prompt: a string (one user message) or a list of messages."""
     system_prompt: str | None = None
     """Put before every prompt that has no system message of its own."""
-    max_prompt_tokens: Positive = 512
-    """Longest prompt, in tokens after the chat template."""
-    overlong: Literal["drop", "error", "left"] = "drop"
-    """A longer prompt: dropped and counted, an error before training, or its last tokens kept."""
+    overlong: Literal["drop", "error"] = "drop"
+    """A prompt longer than `rollout.max_prompt_tokens`: dropped and counted, or an error before training."""
     shuffle: bool = True
     """Draw training prompts in a random order that depends on `run.seed` and the epoch only."""
     epochs: Positive | None = None
@@ -94,7 +95,7 @@ class RewardConfig(Section):
 
     fn: str
     """`exact`, `numeric`, `format` … of `burnish.rewards`, or `my_pkg.mod:fn`, or `./file.py:fn`."""
-    weight: Annotated[float, Field()] = 1.0
+    weight: float = 1.0
     """Factor in the weighted sum."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword options bound to the function, checked against its signature."""
@@ -171,7 +172,7 @@ class SamplingConfig(Section):
     """Keep ids at least this likely relative to the likeliest; 0 keeps all."""
     max_tokens: Positive = 256
     """Longest completion, in tokens, the stop id included."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: Many[str] = ()
     """Texts that end a completion when they appear in it."""
 
 
@@ -184,11 +185,13 @@ class EvalSamplingConfig(Section):
     """Longest completion; null means `rollout.sampling.max_tokens`."""
 
 
-class RolloutSection(Section):
+class RolloutConfig(Section):
     """The engine that samples, and its limits."""
 
     engine: Literal["native"] = "native"
     """Which engine."""
+    max_prompt_tokens: Positive = 512
+    """Longest prompt, in tokens after the chat template."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training episodes."""
     evaluation: EvalSamplingConfig = EvalSamplingConfig()
@@ -208,19 +211,13 @@ class MeshSpec(Section):
 
     axes: dict[Literal["data", "fsdp", "tp"], Positive] = Field(default_factory=lambda: {"data": 1})
     """Axis names and sizes, outermost first."""
-    same_as: str | None = None
-    """Use the mesh of that role."""
 
 
-class ClusterSection(Section):
-    """Which role lives where."""
+class ClusterConfig(Section):
+    """Which role lives where. The engine and the reference use the actor's devices."""
 
     actor: MeshSpec = MeshSpec()
     """Devices of the trained policy."""
-    rollout: MeshSpec = MeshSpec(same_as="actor")
-    """Devices of the sampling engine."""
-    reference: MeshSpec = MeshSpec(same_as="actor")
-    """Devices of the frozen reference policy."""
 
 
 class OptimizerConfig(Section):
@@ -313,12 +310,12 @@ class Config(Section):
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
-    rewards: tuple[RewardConfig, ...] = ()
+    rewards: Many[RewardConfig] = ()
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
     algorithm: GRPOConfig = GRPOConfig()
-    rollout: RolloutSection = RolloutSection()
-    cluster: ClusterSection = ClusterSection()
+    rollout: RolloutConfig = RolloutConfig()
+    cluster: ClusterConfig = ClusterConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()

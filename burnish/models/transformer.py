@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility, attention
@@ -95,9 +96,14 @@ def spec(config: ModelConfig) -> Params:
     return tree
 
 
-def init(config: ModelConfig, key: Array, *, dtype: jnp.dtype = jnp.dtype("float32")) -> Params:
-    """Random parameters. Each leaf's noise depends on its place in the tree only."""
-    leaves, treedef = jax.tree.flatten(spec(config), is_leaf=lambda x: isinstance(x, ParamSpec))
+def init(config: ModelConfig, key: Array, *, dtype: DTypeLike = jnp.float32) -> Params:
+    """Random parameters."""
+    return draw(spec(config), key, dtype=dtype)
+
+
+def draw(specs: Params, key: Array, *, dtype: DTypeLike = jnp.float32) -> Params:
+    """The starting values of a declared tree. Each leaf's noise depends on its place in the tree only."""
+    leaves, treedef = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, ParamSpec))
 
     def leaf(index: int, s: ParamSpec) -> Array:
         if s.init == "normal":
@@ -228,9 +234,7 @@ Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 """(q [..., H, h], k [..., K, h], v [..., K, h]) → (mixed [..., H, h], whatever the caller keeps: its cache, or None)."""
 
 
-def project(
-    name: str, layer: Params, x: Float[Array, "*n i"], adapter: Adapter | None, precision: Precision
-) -> Float[Array, "*n o"]:
+def project(name: str, layer: Params, x: Float[Array, "*n i"], adapter: Adapter | None, precision: Precision) -> Float[Array, "*n o"]:
     """One named matrix of a layer with its bias and its adapter, where it has them."""
     y = dot(x, layer[name], precision)
     if f"{name}_bias" in layer:

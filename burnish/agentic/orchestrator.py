@@ -1,0 +1,79 @@
+"""Many episodes at once: starts the samples of each prompt, scores complete groups, hands them on in the order in which they were drawn.
+
+Owns concurrency and identity: the group's id is (step, draw index) and every sample's noise is a function of (run seed, step, draw,
+sample, turn). Doesn't own batches, advantages or weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+
+from burnish.agentic.agents import ConversationAgentBase
+from burnish.agentic.environments import BaseTaskEnv
+from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
+from burnish.observe.trace import span
+from burnish.rewards.manager import RewardManager
+from burnish.types import Group, Prompt, SamplingParams, Trajectory
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One prompt drawn: its group's id, how many samples, how to sample each, and the root of their noise."""
+
+    id: tuple[int, int]
+    prompt: Prompt
+    params: tuple[SamplingParams, ...]
+    seed_path: tuple[int, ...]
+
+
+class RolloutOrchestrator:
+    """Runs episodes of many groups together, at most `max_concurrency` at a time."""
+
+    def __init__(
+        self,
+        context: EpisodeContext,
+        rewards: RewardManager,
+        *,
+        make_agent: Callable[[], ConversationAgentBase],
+        make_env: Callable[[Prompt], BaseTaskEnv],
+        max_concurrency: int,
+    ) -> None:
+        self._context = context
+        self._rewards = rewards
+        self._make_agent = make_agent
+        self._make_env = make_env
+        self._max_concurrency = max_concurrency
+
+    async def groups(self, draws: Iterable[Draw]) -> AsyncIterator[Group]:
+        """Complete, scored groups in drawn order, whatever finished first."""
+        slots = asyncio.Semaphore(self._max_concurrency)
+        tasks = [asyncio.create_task(self._group(draw, slots)) for draw in draws]
+        try:
+            for task in tasks:
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _group(self, draw: Draw, slots: asyncio.Semaphore) -> Group:
+        # A TaskGroup cancels the other samples and closes their environments when one raises: what raises here is no episode's data.
+        try:
+            async with asyncio.TaskGroup() as episodes:
+                tasks = [episodes.create_task(self._episode(draw, sample, slots)) for sample in range(len(draw.params))]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        group = Group(draw.id, draw.prompt, [task.result() for task in tasks])
+        with span("reward", step=draw.id[0], group=draw.id[1]):
+            await self._rewards.score(group)
+        return group
+
+    async def _episode(self, draw: Draw, sample: int, slots: asyncio.Semaphore) -> Trajectory:
+        async with slots:
+            collector = TrajectoryCollectEngine(self._context, params=draw.params[sample], seed_path=(*draw.seed_path, sample))
+            return await collector.collect(self._make_agent(), self._make_env(draw.prompt), group=draw.id, sample=sample)
+
+
+__all__ = ["Draw", "RolloutOrchestrator"]

@@ -1,0 +1,50 @@
+"""What can go wrong that is no bug: the errors that the command line prints as plain words.
+
+Owns the classes; every room may raise them, `cli/main.py` turns them into an exit code. Nothing here imports anything heavy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class BurnishError(Exception):
+    """A failure whose message says all that its reader needs. The command line exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UserError(BurnishError, ValueError):
+    """Something that was asked for can't be done; the message says what was got and what to do."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing wrong with a configuration: the key's dotted path ("" for a whole file), what is wrong, where it was written."""
+
+    path: str
+    message: str
+    source: str
+
+    def __str__(self) -> str:
+        key = f"{self.path}: " if self.path else ""
+        return f"{key}{self.message} [{self.source}]"
+
+
+class ConfigError(UserError):
+    """All mistakes of a configuration at once."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        lines = [str(mistake) for mistake in mistakes]
+        super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} mistakes in the configuration:", *lines]))
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known name nearest to `name`, else nothing."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean `{nearest[0]}`?" if nearest else ""

@@ -1,0 +1,170 @@
+"""Safetensors files and the leaves of a parameter tree: which tensors fill which leaf, read in pieces, written in shards.
+
+Owns the layout rule (a stacked matrix [L, in, out] is one tensor [out, in] a layer; everything else is stored as it is), the check of
+names, shapes and dtypes, and laziness: no more than one leaf, or one shard, is in host memory at a time. Called by `weights.py` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from burnish.models.sharding import shardings
+from burnish.models.transformer import Params, ParamSpec
+
+INDEX_FILE = "model.safetensors.index.json"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+TensorName = Callable[[tuple[str, ...], int], str]
+"""(path of a leaf, layer) → the name of the tensor that holds it."""
+
+
+class BadWeights(ValueError):
+    """Tensors don't fit the model. The message lists every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of the tree and the tensors that make it: one for each layer if it is stacked, else one."""
+
+    path: tuple[str, ...]
+    spec: ParamSpec
+    tensors: tuple[str, ...]
+
+    @property
+    def stacked(self) -> bool:
+        return self.spec.axes[0] == "layers"
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        return self.spec.shape[:0:-1] if self.stacked else self.spec.shape
+
+
+def leaves(specs: Params, name: TensorName) -> Any:
+    """A tree like `specs` of `Leaf`."""
+
+    def leaf(path: tuple[Any, ...], s: ParamSpec) -> Leaf:
+        keys = tuple(key.key for key in path)
+        return Leaf(keys, s, tuple(name(keys, layer) for layer in range(s.shape[0] if s.axes[0] == "layers" else 1)))
+
+    return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=_is_spec)
+
+
+def flat(tree: Any) -> list[Leaf]:
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Leaf))
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, ParamSpec)
+
+
+class TensorFiles:
+    """Open safetensors files, read by tensor name and region."""
+
+    def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
+        self._handles = {}
+        for path in paths:
+            handle = stack.enter_context(safe_open(path, framework="numpy"))
+            self._handles |= dict.fromkeys(handle.keys(), handle)
+
+    def check(self, tree: Any, where: Path, *, ignored: Callable[[str], bool]) -> None:
+        """Raise `BadWeights` with everything that is unknown, missing, or of another shape or dtype than the tree wants."""
+        expected = {name: leaf.tensor_shape for leaf in flat(tree) for name in leaf.tensors}
+        problems = [f"unknown tensor {name}" for name in self._handles if name not in expected and not ignored(name)]
+        problems += [f"missing tensor {name} {list(shape)}" for name, shape in expected.items() if name not in self._handles]
+        for name in expected.keys() & self._handles.keys():
+            view = self._handles[name].get_slice(name)
+            if tuple(view.get_shape()) != expected[name]:
+                problems.append(f"tensor {name} has shape {view.get_shape()}, the config asks for {list(expected[name])}")
+            if view.get_dtype() not in _DTYPES:
+                problems.append(f"tensor {name} has dtype {view.get_dtype()}; supported: {', '.join(_DTYPES)}")
+        if problems:
+            raise BadWeights(f"the weights in {where} don't fit:" + "".join(f"\n  - {problem}" for problem in sorted(problems)))
+
+    @property
+    def names(self) -> Set[str]:
+        return self._handles.keys()
+
+    def tensor(self, name: str) -> np.ndarray:
+        return self._handles[name].get_tensor(name)
+
+    def region(self, leaf: Leaf, index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
+        """A region of a leaf, assembled tensor by tensor."""
+        if not leaf.stacked:
+            return self._handles[leaf.tensors[0]].get_slice(leaf.tensors[0])[index].astype(dtype, copy=False)
+        names = leaf.tensors[index[0]]
+        sizes = (len(range(*part.indices(size))) for part, size in zip(index[1:], leaf.spec.shape[1:], strict=True))
+        out = np.zeros((len(names), *sizes), dtype)
+        for row, name in zip(out, names, strict=True):
+            row[...] = self._handles[name].get_slice(name)[index[:0:-1]].T
+        return out
+
+
+def place(tree: Any, files: TensorFiles, dtype: Any, mesh: Mesh | None) -> Params:
+    """The tree's arrays: whole on the default device, or each device's piece of `mesh` straight from the files."""
+    dtype = jnp.dtype(dtype)
+    if mesh is None:
+        return jax.tree.map(lambda leaf: jnp.asarray(files.region(leaf, (slice(None),) * len(leaf.spec.shape), dtype)), tree)
+    where = shardings(jax.tree.map(lambda leaf: leaf.spec, tree), mesh)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.make_array_from_callback(leaf.spec.shape, sharding, lambda index: files.region(leaf, index, dtype)),
+        tree,
+        where,
+    )
+
+
+def write(folder: Path, stem: str, tree: Any, arrays: Params, *, dtype: Any | None, shard_bytes: int) -> None:
+    """Write a tree as `STEM.safetensors`, or as numbered shards with an index where it is larger than `shard_bytes`."""
+    _check_arrays(tree, arrays)
+    shards = list(_shards(tree, arrays, jnp.dtype(dtype) if dtype is not None else None, shard_bytes))
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, pieces in enumerate(shards, 1):
+        file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: get() for name, get in pieces}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+        total += sum(array.nbytes for array in tensors.values())
+    if len(shards) > 1:
+        (folder / INDEX_FILE).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
+
+
+def _shards(tree: Any, arrays: Params, dtype: Any, limit: int) -> Iterator[list[tuple[str, Callable[[], np.ndarray]]]]:
+    """Tensors in groups of at most `limit` bytes, each as its name and a function that makes it."""
+    group: list[tuple[str, Callable[[], np.ndarray]]] = []
+    size = 0
+    for leaf, array in zip(flat(tree), jax.tree.leaves(arrays), strict=True):
+        nbytes = int(np.prod(leaf.tensor_shape)) * (dtype or array.dtype).itemsize
+        for layer, name in enumerate(leaf.tensors):
+            if group and size + nbytes > limit:
+                yield group
+                group, size = [], 0
+            group.append((name, lambda leaf=leaf, array=array, layer=layer: _tensor(leaf, array, layer, dtype)))
+            size += nbytes
+    yield group
+
+
+def _tensor(leaf: Leaf, array: jax.Array, layer: int, dtype: Any) -> np.ndarray:
+    values = np.asarray(array[layer]).T if leaf.stacked else np.asarray(array)
+    # safetensors writes the wrong numbers, silently, for an array that isn't contiguous.
+    return np.ascontiguousarray(values.astype(dtype or array.dtype))
+
+
+def _check_arrays(tree: Any, arrays: Params) -> None:
+    wanted = {".".join(leaf.path): leaf.spec.shape for leaf in flat(tree)}
+    given = {jax.tree_util.keystr(path, simple=True, separator="."): a.shape for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
+    if wanted != given:
+        wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+        lines = "".join(f"\n  - {name}: {given.get(name, 'absent')}, the config asks for {wanted.get(name, 'nothing')}" for name in wrong)
+        raise BadWeights(f"these parameters aren't the config's:{lines}")

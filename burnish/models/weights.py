@@ -1,0 +1,158 @@
+"""Model folders of Hugging Face and adapter folders of PEFT: reading and writing.
+
+Owns what such a folder holds and the order in which it is written; the meaning of `config.json` and the names of tensors are `families.py`,
+the tensors themselves `tensors.py`. Called by the cluster, by commands, and by the trainer when a run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from burnish.models import families, lora, tensors
+from burnish.models.config import ModelConfig
+from burnish.models.sharding import check_mesh
+from burnish.models.transformer import Adapter, Params, spec
+
+_TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_TEXT_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def load_config(folder: str | Path) -> ModelConfig:
+    """The architecture of a model folder. Opens no weights, so that a mistake shows at once."""
+    path = Path(folder) / "config.json"
+    return families.read_config(_read_json(path), where=str(path))
+
+
+def load(folder: str | Path, *, dtype: Any | None = jnp.float32, mesh: Mesh | None = None) -> tuple[ModelConfig, Params]:
+    """Architecture and parameters of a model folder.
+
+    Leaves arrive one after another, converted to `dtype` (None: the one that the folder declares), on the default device or in pieces on
+    `mesh`. Raises `FileNotFoundError` for absent files, `UnsupportedModel` for a config and `BadWeights` for tensors that don't fit.
+    """
+    folder = Path(folder)
+    config = load_config(folder)
+    if mesh is not None:
+        check_mesh(config, mesh)
+    target = families.stored_dtype(_read_json(folder / "config.json")) if dtype is None else dtype
+    tree = tensors.leaves(spec(config), families.tensor_name)
+    with ExitStack() as stack:
+        files = tensors.TensorFiles(_weight_files(folder), stack)
+        files.check(tree, folder, ignored=lambda name: families.is_derived(name) or _repeats_embedding(config, name, files))
+        return config, tensors.place(tree, files, target, mesh)
+
+
+def save(
+    folder: str | Path,
+    config: ModelConfig,
+    params: Params,
+    *,
+    like: str | Path | None = None,
+    dtype: Any | None = None,
+    shard_bytes: int = 2 << 30,
+) -> None:
+    """Write a model folder that transformers, and `load`, can read.
+
+    like: a model folder whose tokenizer, chat template and generation settings are copied. dtype: of the stored weights, None keeps theirs.
+    `config.json` is written last: a folder without it isn't a model.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / "config.json", folder / tensors.INDEX_FILE, *folder.glob("model*.safetensors")):
+        old.unlink(missing_ok=True)
+    stored = jnp.dtype(dtype if dtype is not None else params["embed"].dtype)
+    tree = tensors.leaves(spec(config), families.tensor_name)
+    tensors.write(folder, "model", tree, params, dtype=stored, shard_bytes=shard_bytes)
+    raw = families.write_config(config, dtype=stored.name)
+    if like is not None:
+        raw |= _copy_text_files(Path(like), folder)
+    _write_json(folder / "config.json", raw)
+
+
+def load_adapter(folder: str | Path, config: ModelConfig, *, dtype: Any = jnp.float32, mesh: Mesh | None = None) -> Adapter:
+    """A PEFT adapter folder, as an adapter of `config`'s layers. Its `scale` is alpha / rank (alpha / sqrt(rank) with `use_rslora`)."""
+    folder = Path(folder)
+    described = lora.read_adapter_config(_read_json(folder / "adapter_config.json"), where=str(folder / "adapter_config.json"))
+    path = folder / "adapter_model.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} doesn't exist; an adapter folder holds it beside adapter_config.json")
+    tree = tensors.leaves(lora.adapter_spec(config, rank=described.rank, targets=described.targets), lora.adapter_tensor_name)
+    with ExitStack() as stack:
+        files = tensors.TensorFiles([path], stack)
+        files.check(tree, folder, ignored=lambda _: False)
+        return Adapter(tensors.place(tree, files, dtype, mesh), described.scale)
+
+
+def save_adapter(folder: str | Path, config: ModelConfig, adapter: Adapter, *, base: str = "") -> None:
+    """Write an adapter folder that PEFT, and `load_adapter`, can read. base: the path or name of the model it belongs to."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = next(iter(adapter.pairs.values()))["a"].shape[-1]
+    tree = tensors.leaves(lora.adapter_spec(config, rank=rank, targets=tuple(adapter.pairs)), lora.adapter_tensor_name)
+    (folder / "adapter_config.json").unlink(missing_ok=True)
+    tensors.write(folder, "adapter_model", tree, adapter.pairs, dtype=None, shard_bytes=1 << 62)
+    _write_json(folder / "adapter_config.json", lora.write_adapter_config(rank, adapter.scale, tuple(adapter.pairs), base=base))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; an index that names an absent file is an error here, before anything is computed."""
+    index, single = folder / tensors.INDEX_FILE, folder / "model.safetensors"
+    if index.is_file():
+        files = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+        absent = [path.name for path in files if not path.is_file()]
+        if absent:
+            raise FileNotFoundError(f"{index} names files that aren't there: {', '.join(absent)}; fetch the folder again")
+        return files
+    if not single.is_file():
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        hint = f"; it holds {', '.join(others)}: convert them to safetensors" if others else ""
+        raise FileNotFoundError(f"{folder} holds neither {single.name} nor {index.name}{hint}")
+    return [single]
+
+
+def _repeats_embedding(config: ModelConfig, name: str, files: tensors.TensorFiles) -> bool:
+    """Whether a tensor is the head of a tied model, stored once more. One with other numbers isn't, and is reported as unknown."""
+    head, embed = families.tensor_name(("head",), 0), families.tensor_name(("embed",), 0)
+    return config.tied_head and name == head and embed in files.names and np.array_equal(files.tensor(head), files.tensor(embed))
+
+
+def _copy_text_files(source: Path, target: Path) -> dict[str, Any]:
+    """Copy what belongs to the tokenizer; returns the keys about special tokens that stand in the source's `config.json`."""
+    for name in _TEXT_FILES:
+        if (source / name).is_file() and source.resolve() != target.resolve():
+            shutil.copyfile(source / name, target / name)
+    config = source / "config.json"
+    raw = _read_json(config) if config.is_file() else {}
+    return {key: raw[key] for key in _TEXT_KEYS if key in raw}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} doesn't exist; give a folder that holds {path.name}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} isn't valid JSON: {error}") from error
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""The held-out set, sampled to its end: the same function before, during and after training and behind `burnish eval`.
+
+Owns its seeds (apart from training's) and what an evaluation is. Never trains on what it samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
+from burnish.observe.trace import span
+from burnish.types import Prompt, SamplingParams, Trajectory
+
+EVALUATION_STREAM = 2**31 - 1
+"""Takes a training step's place in the seed path, so that evaluation and training never share noise."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One pass over the held-out prompts under one way of sampling, in the prompts' order.
+
+    accuracy: the mean reward; an episode without a reward counts as 0, since leaving it out would reward failing.
+    """
+
+    label: str
+    trajectories: Sequence[Trajectory]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64[N], one a prompt."""
+        return np.array([0.0 if t.reward is None else t.reward for t in self.trajectories])
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.rewards.mean())
+
+    def metrics(self) -> dict[str, float]:
+        return {f"eval/{self.label}/accuracy": self.accuracy, f"eval/{self.label}/count": float(len(self.trajectories))}
+
+
+async def evaluate(
+    orchestrator: RolloutOrchestrator, prompts: Sequence[Prompt], samplings: Mapping[str, SamplingParams], *, seed: int
+) -> dict[str, Evaluation]:
+    """Sample every prompt once in every way of `samplings`, all ways of a prompt together so that its prefill is shared.
+
+    The noise of a completion depends on (seed, prompt index, way's position) only, so two evaluations of one run are paired.
+    """
+    ways = tuple(samplings.values())
+    draws = [Draw((EVALUATION_STREAM, i), prompt, ways, (seed, EVALUATION_STREAM, i)) for i, prompt in enumerate(prompts)]
+    with span("evaluate", prompts=len(prompts)):
+        groups = [group async for group in orchestrator.groups(draws)]
+    return {label: Evaluation(label, [group.trajectories[way] for group in groups]) for way, label in enumerate(samplings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Difference of two accuracies on the same tasks, with its 95 % bootstrap interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def paired_change(before: Evaluation, after: Evaluation, *, resamples: int = 10_000, seed: int = 0) -> Change:
+    """after - before, resampling tasks (not answers), so that what makes a task hard cancels (Efron & Tibshirani, 1993, ch. 13)."""
+    difference = after.rewards - before.rewards
+    rows = np.random.default_rng(seed).integers(len(difference), size=(resamples, len(difference)))
+    low, high = np.quantile(difference[rows].mean(axis=1), [0.025, 0.975])
+    return Change(float(difference.mean()), float(low), float(high))
+
+
+__all__ = ["Change", "Evaluation", "evaluate", "paired_change"]

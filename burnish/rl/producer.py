@@ -1,0 +1,131 @@
+"""The thread that turns prompts into batches: draws, plays episodes, computes advantages, lays out micro-batches, hands them on.
+
+Owns the order of a step on the sampling side and its clock. Never touches weights: it waits at the gate until the version it may sample
+from is published, and talks to the engine only through episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
+from burnish.config.errors import BurnishError
+from burnish.data.stream import PromptStream
+from burnish.observe.trace import span
+from burnish.rl.advantages import credit
+from burnish.rl.algorithms import Algorithm
+from burnish.rl.batch import TokenBatch, build_batch
+from burnish.rl.batch_plan import BatchPlan
+from burnish.rl.handoff import Closed, Handoff, VersionGate
+from burnish.types import Group, SamplingParams, Status
+
+
+class RolloutFailed(BurnishError):
+    """Not one episode of the first step could be used: something is wrong with the run, not with an episode."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One micro-batch on its way to the trainer.
+
+    key: (step, mini-batch, micro-batch), the same in every iteration over it. groups: the episodes in it, handed over with iteration 0.
+    """
+
+    key: tuple[int, int, int]
+    iteration: int
+    batch: TokenBatch
+    groups: Sequence[Group]
+    rollout_seconds: float
+
+
+class Producer(threading.Thread):
+    """Fills `handoff` with the chunks of steps `first_step` … `max_steps` - 1, then ends it, whatever happened."""
+
+    def __init__(
+        self,
+        *,
+        stream: PromptStream,
+        orchestrator: RolloutOrchestrator,
+        algorithm: Algorithm,
+        plan: BatchPlan,
+        params: SamplingParams,
+        handoff: Handoff[Chunk],
+        gate: VersionGate,
+        seed: int,
+        steps: range,
+        rows_multiple: int,
+    ) -> None:
+        super().__init__(name="producer", daemon=True)
+        self._stream, self._orchestrator, self._algorithm, self._plan = stream, orchestrator, algorithm, plan
+        self._params, self._handoff, self._gate, self._seed, self._steps = params, handoff, gate, seed, steps
+        self._rows_multiple = rows_multiple
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._produce())
+        except Closed:
+            self._handoff.finish()
+        except BaseException as failure:
+            self._handoff.finish(failure)
+        else:
+            self._handoff.finish()
+
+    async def _produce(self) -> None:
+        for step in self._steps:
+            self._gate.wait_for_step(step)
+            prompts = list(itertools.islice(self._stream, self._plan.batch_size))
+            if len(prompts) < self._plan.batch_size:
+                return  # the data has ended; what doesn't fill a batch is left
+            params = (self._params,) * self._algorithm.num_generations
+            draws = [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts)]
+            await self._step(step, draws)
+
+    async def _step(self, step: int, draws: Sequence[Draw]) -> None:
+        groups: list[Group] = []
+        mini = 0
+        clock = time.monotonic()
+        for start in range(0, len(draws), self._plan.rollout_micro_batch_size):
+            with span("rollout", step=step, draw=start):
+                async for group in self._orchestrator.groups(draws[start : start + self._plan.rollout_micro_batch_size]):
+                    groups.append(group)
+            while len(groups) >= (mini + 1) * self._plan.mini_batch_size:
+                if mini == 0 and step == self._steps.start:
+                    _require_some_success(groups)
+                size = self._plan.mini_batch_size
+                seconds, clock = time.monotonic() - clock, time.monotonic()
+                for chunk in self._chunks(step, mini, groups[mini * size : (mini + 1) * size], seconds):
+                    self._handoff.put(chunk)
+                mini += 1
+
+    def _chunks(self, step: int, mini: int, groups: Sequence[Group], seconds: float) -> Iterator[Chunk]:
+        """The micro-batches of a mini-batch, each once per iteration."""
+        advantages = credit(groups, self._algorithm.advantage, train_truncated=self._algorithm.train_truncated)
+        size = self._plan.train_micro_batch_size
+        parts = [groups[i : i + size] for i in range(0, len(groups), size)]
+        batches = [self._batch(part, advantages) for part in parts]
+        for iteration in range(self._algorithm.num_iterations):
+            for micro, (part, batch) in enumerate(zip(parts, batches, strict=True)):
+                first = iteration == 0
+                yield Chunk((step, mini, micro), iteration, batch, part if first else (), seconds if first and micro == 0 else 0.0)
+
+    def _batch(self, groups: Sequence[Group], advantages: object) -> TokenBatch:
+        with span("batch", groups=len(groups)):
+            return build_batch(groups, advantages, temperature=self._params.temperature, rows_multiple=self._rows_multiple)
+
+
+def _require_some_success(groups: Sequence[Group]) -> None:
+    """Stop a run whose first episodes all failed, with the first reason: training on nothing looks healthy and isn't."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    failed = [t for t in trajectories if t.status not in (Status.OK, Status.TRUNCATED)]
+    if trajectories and len(failed) == len(trajectories):
+        raise RolloutFailed(f"all {len(failed)} episodes of the first batch failed; the first ({failed[0].status}): {failed[0].error}")
+    if trajectories and all(t.reward is None for t in trajectories):
+        raise RolloutFailed(f"none of the {len(trajectories)} episodes of the first batch has a reward: every reward function returned None")
+
+
+__all__ = ["Chunk", "Producer", "RolloutFailed"]

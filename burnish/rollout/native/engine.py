@@ -1,0 +1,336 @@
+"""The engine that is part of burnish: continuous batching over fixed slots, on the devices at hand.
+
+Owns the worker thread and the asynchronous protocol of `rollout.engine`. One thread owns cache, weights and scheduler; coroutines of any
+event loop post functions to it, which it runs between two compiled programs. Learners, evaluation and `burnish chat` call this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from burnish.models.config import ModelConfig
+from burnish.models.transformer import Adapter, Params, Precision
+from burnish.rollout.engine import EngineClosed, EngineStats
+from burnish.rollout.native.cache import allocate
+from burnish.rollout.native.decode import Slots, decode, prefill
+from burnish.rollout.native.layout import Layout
+from burnish.rollout.native.sample import Rules, Sampled
+from burnish.rollout.native.scheduler import Decode, Job, Prefill, Scheduler, bucket
+from burnish.types import Completion, Request, StopReason
+
+_GATHER_S = 0.005  # an idle engine waits this long after each arrival for the rest of a batch: prefill costs the same for one row as for all
+
+
+class _Update:
+    """Weights on their way in, and the caller who waits for the last running request to finish."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.leaves: dict[str, Any] = {}
+        self.commit: Future[None] | None = None
+
+
+class NativeEngine:
+    """Samples with a `ModelConfig` decoder; see `rollout.engine.Engine` for the protocol.
+
+    params, adapter: the first weights. They are copied, but for the base matrices under an adapter (see `layout.Layout`).
+    decode_text: ids → text, for stop strings; called on the worker thread. context: the most tokens of prompt and completion together.
+    slots: sequences that decode together. prefill_rows: prompts in one prefill. decode_chunk: tokens between two looks at the queue.
+    max_kept: the largest kept set of a truncated distribution. mesh: the weights and the cache are replicated on it; None: the first device.
+
+    Between `begin_update` and its commit or abort new requests wait; running ones finish on the weights they began with.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Params,
+        *,
+        adapter: Adapter | None = None,
+        decode_text: Decode,
+        context: int,
+        slots: int = 64,
+        prefill_rows: int = 8,
+        decode_chunk: int = 16,
+        max_kept: int = 512,
+        precision: Precision = "f32",
+        version: int = 0,
+        mesh: Mesh | None = None,
+    ) -> None:
+        if not 2 <= context <= config.max_positions:
+            raise ValueError(f"context must be between 2 and the model's {config.max_positions} positions, got {context}")
+        place = NamedSharding(mesh, PartitionSpec()) if mesh is not None else SingleDeviceSharding(jax.local_devices()[0])
+        self._layout = Layout.build(config, params, adapter, precision=precision, place=place)
+        self._cache = jax.device_put(allocate(config, slots=slots, context=context, precision=precision), place)
+        self._kv_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._cache))
+        self._scheduler = Scheduler(slots=slots, prefill_rows=prefill_rows, context=context)
+        self._config, self._mesh, self._version, self._decode_text = config, mesh, version, decode_text
+        self._context, self._prefill_rows, self._decode_chunk, self._max_kept = context, prefill_rows, decode_chunk, max_kept
+        self._stop_width = 8
+        self._num_tokens = 0
+        self._update: _Update | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open: set[Future[Any]] = set()  # what callers wait for
+        self._ending: BaseException | None = None  # why nothing more is taken
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="native-engine", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------------------------------------------------- the protocol
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return self._mesh
+
+    async def generate(self, request: Request) -> Completion:
+        job = Job.make(request, context=self._context)
+        self._post(job.future, partial(self._scheduler.waiting.append, job))
+        return await asyncio.wrap_future(job.future)
+
+    async def cancel(self, request: Request) -> None:
+        """End this request with what it has sampled so far (stop reason `cancelled`); its slot is free afterwards."""
+
+        def action() -> None:
+            for job in self._scheduler.find(request):
+                job.stop = StopReason.CANCELLED
+                self._finish(job)
+
+        await self._ask(action)
+
+    async def begin_update(self, version: int) -> None:
+        def action() -> None:
+            if self._update is not None:
+                raise RuntimeError(f"the update to version {self._update.version} is still open; commit or abort it before {version}")
+            self._update = _Update(version)
+
+        await self._ask(action)
+
+    async def push(self, name: str, array: Any) -> None:
+        """Hand in one leaf; leaves that aren't pushed keep their value. A bad one ends the update: the old weights stay as a whole."""
+
+        def action() -> None:
+            update = self._opened("push")
+            try:
+                self._layout.check(name, array)
+            except ValueError:
+                self._abort()
+                raise
+            update.leaves[name] = array
+
+        await self._ask(action)
+
+    async def commit_update(self) -> None:
+        """Wait until the running requests have finished, then swap the weights. The pushed arrays aren't needed afterwards."""
+        future: Future[None] = Future()
+
+        def action() -> None:
+            try:
+                update = self._opened("commit")
+                if not update.leaves:
+                    raise RuntimeError(f"nothing was pushed for version {update.version}; push the changed leaves, or abort the update")
+                update.commit = future
+            except RuntimeError as error:
+                _settle(future, error)
+
+        self._post(future, action)
+        await asyncio.wrap_future(future)
+
+    async def abort_update(self) -> None:
+        await self._ask(self._abort)
+
+    def stats(self) -> EngineStats:
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return EngineStats(len(self._scheduler.slots), running, waiting, self._kv_bytes, self._num_tokens)
+
+    async def close(self) -> None:
+        """Stop after the program that is running. Callers that wait get `EngineClosed`. Closing twice is fine."""
+        self._closing = True
+        self._inbox.put(lambda: None)
+        while self._thread.is_alive():
+            await asyncio.sleep(0.002)
+        self._thread.join()
+
+    # ---------------------------------------------------------------------------------------------- from callers to the worker
+
+    def _post(self, future: Future[Any], action: Callable[[], None]) -> None:
+        """Have the worker run `action`; whatever ends the engine settles `future`."""
+        with self._lock:
+            if self._ending is not None:
+                raise self._ending
+            self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        self._inbox.put(action)
+
+    async def _ask(self, action: Callable[[], None]) -> None:
+        """Run a quick action on the worker and wait for it; its exception is the caller's, not the worker's."""
+        future: Future[None] = Future()
+
+        def answer() -> None:
+            try:
+                action()
+            except Exception as error:
+                _settle(future, error)
+            else:
+                _settle(future, None)
+
+        self._post(future, answer)
+        await asyncio.wrap_future(future)
+
+    # ---------------------------------------------------------------------------------------------------------- on the worker
+
+    def _work(self) -> None:
+        ending: BaseException = EngineClosed("the engine was closed")
+        try:
+            while not self._closing:
+                self._step()
+        except BaseException as error:
+            ending = error
+        with self._lock:
+            self._ending = ending
+        for future in list(self._open):
+            _settle(future, ending)
+
+    def _step(self) -> None:
+        """Listen, let go of whom nobody waits for, change weights when drained, admit, decode a chunk."""
+        self._listen()
+        for job in self._scheduler.forsaken():
+            self._scheduler.release(job)
+        self._apply_update()
+        while self._update is None and (plans := self._scheduler.admit()):
+            for plan in plans:
+                self._prefill(plan)
+        if self._scheduler.running:
+            self._decode()
+
+    def _listen(self) -> None:
+        """Run what callers posted; with nothing else to do, wait for them."""
+        busy = self._scheduler.running or (self._scheduler.waiting and self._update is None)
+        try:
+            if not busy:
+                self._inbox.get()()
+            while not self._closing:
+                self._inbox.get(block=not busy, timeout=_GATHER_S)()
+        except queue.Empty:
+            return
+
+    def _apply_update(self) -> None:
+        update = self._update
+        if update is None or update.commit is None or self._scheduler.running:
+            return
+        self._update = None
+        try:
+            self._layout = jax.block_until_ready(self._layout.updated(update.leaves))
+        except Exception as error:
+            _settle(update.commit, error)
+            return
+        self._version = update.version
+        _settle(update.commit, None)
+
+    def _opened(self, verb: str) -> _Update:
+        if self._update is None:
+            raise RuntimeError(f"there is no update to {verb}: begin_update wasn't called, or a bad push or an abort ended the update")
+        return self._update
+
+    def _abort(self) -> None:
+        if self._update is not None and self._update.commit is not None:
+            _settle(self._update.commit, RuntimeError(f"the update to version {self._update.version} was aborted"))
+        self._update = None
+
+    def _prefill(self, plan: Prefill) -> None:
+        prompts = np.zeros((self._prefill_rows, plan.length), np.int32)
+        lengths = np.zeros(self._prefill_rows, np.int32)
+        source = np.full(len(self._scheduler.slots), -1, np.int32)
+        for row, (prompt, targets) in enumerate(zip(plan.prompts, plan.targets, strict=True)):
+            prompts[row, : len(prompt)], lengths[row] = prompt, len(prompt)
+            source[targets] = row
+        seated = [(slot, self._scheduler.slots[slot]) for targets in plan.targets for slot in targets]
+        jobs = [(slot, job) for slot, job in seated if job is not None]
+        self._cache, sampled = prefill(
+            self._layout.weights, self._cache, prompts, lengths, source, self._slots(), **self._options([job for _, job in jobs])
+        )
+        self._collect(jobs, jax.tree.map(lambda x: np.asarray(x)[None], sampled))
+
+    def _decode(self) -> None:
+        jobs = self._scheduler.running
+        furthest = max(len(job.request.prompt_ids) + min(len(job.ids) + self._decode_chunk, job.budget) for _, job in jobs)
+        self._cache, sampled = decode(
+            self._layout.weights,
+            self._cache,
+            self._slots(),
+            num_tokens=self._decode_chunk,
+            span=bucket(furthest, self._context),
+            **self._options([job for _, job in jobs]),
+        )
+        self._collect(jobs, jax.tree.map(np.asarray, sampled))
+
+    def _options(self, jobs: list[Job]) -> dict[str, Any]:
+        """What both programs are compiled for; the one for truncated distributions only where some job needs it."""
+        truncates = any(job.request.params.truncates for job in jobs)
+        return {"config": self._config, "max_kept": self._max_kept if truncates else 0, "precision": self._layout.precision}
+
+    def _collect(self, jobs: list[tuple[int, Job]], sampled: Sampled) -> None:
+        """Hand each job its column of [N, S] results."""
+        counts = (sampled.ids >= 0).sum(0)
+        for slot, job in jobs:
+            new = slice(0, int(counts[slot]))
+            self._num_tokens += new.stop
+            job.extend(
+                sampled.ids[new, slot],
+                sampled.logps[new, slot],
+                sampled.kept_ids[new, slot],
+                version=self._version,
+                decode_text=self._decode_text,
+            )
+            if job.stop is not None:
+                self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        self._scheduler.release(job)
+        _settle(job.future, job.completion())
+
+    def _slots(self) -> Slots:
+        """The state of every slot, from its job."""
+        jobs = self._scheduler.slots
+        self._stop_width = max([self._stop_width, *(-(-len(job.request.params.stop_ids) // 8) * 8 for job in jobs if job is not None)])
+        size = len(jobs)
+        ints = {name: np.zeros(size, np.int32) for name in ("tokens", "positions", "remaining", "indices")}
+        active, keys = np.zeros(size, bool), np.zeros((size, 2), np.uint32)
+        stop_ids = np.full((size, self._stop_width), -1, np.int32)
+        rules = Rules(np.ones(size, np.float32), np.zeros(size, np.int32), np.ones(size, np.float32), np.zeros(size, np.float32))
+        for slot, job in enumerate(jobs):
+            if job is None:
+                continue
+            params, count = job.request.params, len(job.ids)
+            ints["tokens"][slot] = job.ids[-1] if count else 0
+            ints["positions"][slot] = len(job.request.prompt_ids) + count - 1
+            ints["remaining"][slot], ints["indices"][slot] = job.budget - count, count
+            active[slot], keys[slot] = True, job.key
+            stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
+            for column, value in zip(rules, (params.temperature, params.top_k, params.top_p, params.min_p), strict=True):
+                column[slot] = value
+        return Slots(**ints, active=active, keys=keys, stop_ids=stop_ids, rules=rules)
+
+
+def _settle(future: Future[Any], outcome: Any) -> None:
+    """Give a future its result or exception, unless its caller has stopped waiting."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,118 @@
+"""The engine's own copy of the weights, in the layout that decoding is fastest with.
+
+Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices stored in the dtype they are multiplied in.
+Updates make a new `Layout` beside the old one, so whoever holds either has it whole. When updates happen is `engine.py`'s business.
+
+Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head", "layers.q", "adapter.q.a", "adapter.q.b".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+from jaxtyping import Array, Float
+
+from burnish.models.config import ModelConfig
+from burnish.models.transformer import Adapter, Params, Precision, head_matrix, spec
+
+
+class Weights(NamedTuple):
+    """What the compiled programs take. A tied head is the embedding itself at float32, a bfloat16 copy of it at bf16."""
+
+    embed: Float[Array, "V D"]
+    layers: tuple[dict[str, Array], ...]
+    final_norm: Float[Array, " D"]
+    head: Float[Array, "V D"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`weights`, and what it takes to rebuild a part of them.
+
+    stacked: of the matrices that an adapter changes, the base; and the adapter's leaves. The base isn't copied: whoever trains an adapter
+    leaves the base alone. Everything else is a copy, so a trainer may donate its arrays.
+    """
+
+    config: ModelConfig
+    precision: Precision
+    place: Sharding
+    scale: float
+    stacked: Mapping[str, Array]
+    weights: Weights
+
+    @classmethod
+    def build(cls, config: ModelConfig, params: Params, adapter: Adapter | None, *, precision: Precision, place: Sharding) -> Layout:
+        pairs, scale = ({}, 0.0) if adapter is None else adapter
+        stacked = {f"layers.{name}": jax.device_put(params["layers"][name], place) for name in pairs}
+        stacked |= {f"adapter.{name}.{half}": _owned(pairs[name][half], place) for name in pairs for half in ("a", "b")}
+        nothing = jnp.zeros(0)
+        empty = Weights(nothing, tuple({} for _ in range(config.num_layers)), nothing, nothing)
+        layout = cls(config, precision, place, scale, stacked, empty)
+        leaves = {"embed": params["embed"], "final_norm": params["final_norm"], "head": head_matrix(config, params)}
+        leaves |= {f"layers.{name}": value for name, value in params["layers"].items() if f"layers.{name}" not in stacked}
+        return layout._with(stacked, leaves, merged={name: stacked[f"layers.{name}"] for name in pairs})
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every leaf that an update may name, with its shape."""
+        tree = spec(self.config)
+        layers = {f"layers.{name}": leaf.shape for name, leaf in tree["layers"].items()}
+        top = {name: leaf.shape for name, leaf in tree.items() if name != "layers"}
+        return top | layers | {name: value.shape for name, value in self.stacked.items()}
+
+    def check(self, name: str, array: Any) -> None:
+        """Refuse a leaf that isn't one of the model's, or has another shape."""
+        shapes = self.shapes()
+        if name not in shapes:
+            raise ValueError(f"weights were pushed for {name!r}, which this engine doesn't have; it has {', '.join(sorted(shapes))}")
+        if tuple(array.shape) != shapes[name]:
+            raise ValueError(f"weights for {name!r} have shape {tuple(array.shape)}, the engine's have {shapes[name]}")
+
+    def updated(self, leaves: Mapping[str, Any]) -> Layout:
+        """A layout with these (checked) leaves in place of the old ones."""
+        stacked = {name: _owned(leaves[name], self.place) if name in leaves else value for name, value in self.stacked.items()}
+        adapted = {name.split(".")[1] for name in stacked if name in leaves}
+        plain = {name: value for name, value in leaves.items() if name not in stacked}
+        if "embed" in plain and self.config.tied_head:
+            plain["head"] = plain["embed"]
+        return self._with(stacked, plain, merged={name: stacked[f"layers.{name}"] for name in adapted})
+
+    def _with(self, stacked: Mapping[str, Array], leaves: Mapping[str, Any], *, merged: Mapping[str, Array]) -> Layout:
+        """Replace `leaves` as they are and the `merged` matrices by base + adapter."""
+        dtype = jnp.dtype(jnp.bfloat16 if self.precision == "bf16" else jnp.float32)
+        old = self.weights
+        top = {name: _owned(leaves[name], self.place) for name in ("embed", "final_norm") if name in leaves}
+        if "head" in leaves:
+            shares = self.config.tied_head and self.precision == "f32"
+            top["head"] = top["embed"] if shares else _owned(leaves["head"], self.place).astype(dtype)
+        changed = {
+            name.removeprefix("layers."): _unstack(jax.device_put(value, self.place), dtype if value.ndim == 3 else jnp.dtype(jnp.float32))
+            for name, value in leaves.items()
+            if name.startswith("layers.")
+        }
+        for name, base in merged.items():
+            a, b = stacked[f"adapter.{name}.a"], stacked[f"adapter.{name}.b"]
+            changed[name] = _merge(base, a, b, self.scale, dtype)
+        layers = tuple(layer | {name: parts[i] for name, parts in changed.items()} for i, layer in enumerate(old.layers))
+        return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
+
+
+def _owned(array: Any, place: Sharding) -> Array:
+    """A float32 copy where the engine computes: `device_put` alone hands back the caller's buffer when it is there already."""
+    return jnp.array(jax.device_put(array, place), jnp.float32, copy=True)
+
+
+@partial(jax.jit, static_argnames="dtype")
+def _unstack(stacked: Float[Array, "L ..."], dtype: jnp.dtype) -> tuple[Array, ...]:
+    return tuple(stacked.astype(dtype))
+
+
+@partial(jax.jit, static_argnames="dtype")
+def _merge(base: Float[Array, "L i o"], a: Float[Array, "L i r"], b: Float[Array, "L r o"], scale: float, dtype: jnp.dtype) -> tuple[Array, ...]:
+    update = jnp.einsum("lir,lro->lio", a, b, preferred_element_type=jnp.float32)
+    return tuple((base.astype(jnp.float32) + scale * update).astype(dtype))

@@ -1,0 +1,208 @@
+"""Messages → ids, by the chat template of a Hugging Face folder; and the ids that end a turn.
+
+Owns rendering (jinja2 in a sandbox, the environment that templates on the hub are written for) and the rule that text of messages stays
+text: only the template's own special tokens become special ids. Called by data filters, agents and `burnish chat`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from burnish.text.tokenizer import Tokenizer, configured_ids, read_json
+from burnish.types import Message
+
+ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+class ChatTemplate:
+    """A rendered conversation as text and as ids. `stop_ids`: every id after which the model's turn is over, never empty."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        tokenizer: Tokenizer,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        """`sources`: template by name: `default`, and `tool_use` if there is one for conversations with tools."""
+        environment = _environment()
+        self._tokenizer = tokenizer
+        self._kwargs = dict(template_kwargs or {})
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            parsed = [environment.parse(source) for source in sources.values()]
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template isn't valid jinja2, line {error.lineno}: {error.message}") from error
+        # Names that are read, not jinja2's undeclared ones: templates set their own default where an option isn't defined.
+        _check_kwargs(self._kwargs, {name.name for tree in parsed for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"})
+        ends = (*eos_ids, tokenizer.eos_id, self._end_of_turn())
+        self.stop_ids = tuple(dict.fromkeys(index for index in ends if index is not None))
+        if not self.stop_ids:
+            raise ValueError("no id ends a turn: the template closes a turn with none; set eos_token_id in generation_config.json")
+
+    @classmethod
+    def load(cls, folder: str | Path, tokenizer: Tokenizer, *, template_kwargs: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """The template of chat_template.jinja, else of tokenizer_config.json (one, or a list of named ones).
+
+        `template_kwargs` are variables for the template (`enable_thinking`, …); one that it doesn't read is an error.
+        """
+        folder = Path(folder)
+        eos_ids = configured_ids(folder, "eos_token_id", tokenizer.embedding_size)
+        return cls(_sources(folder), tokenizer, template_kwargs=template_kwargs, eos_ids=eos_ids)
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """The conversation as the model reads it, special tokens in their text form. `tools` are JSON schemas."""
+        return self._render([dict(message) for message in messages], tools, add_generation_prompt)
+
+    def encode(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The ids of the conversation.
+
+        As `transformers` has them, where no text of messages and tools holds a special token's text; where one does, it stays text:
+        it goes through the template as a private character, and comes back after the template's own special tokens were parsed.
+        """
+        texts = list(_texts([messages, tools]))
+        hidden = self._hidden_characters(texts)
+        if not hidden:
+            rendered = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            return self._tokenizer.encode(rendered, parse_special=True)
+        rendered = self._render(_replace(list(messages), hidden), _replace(tools, hidden), add_generation_prompt)
+        pieces = list(self._tokenizer.split_special(rendered))
+        if self._encode_pieces(pieces, {}) != self._tokenizer.encode(rendered, parse_special=True):
+            raise ValueError(
+                f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens"
+            )
+        return self._encode_pieces(pieces, {character: special for special, character in hidden.items()})
+
+    def _render(self, messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> str:
+        if not messages:
+            raise ValueError("a conversation needs at least one message")
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        variables = {**self._tokenizer.named_tokens, **self._kwargs}
+        try:
+            return self._templates[name].render(
+                messages=present, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **variables
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            roles = ", ".join(str(message.get("role")) for message in present)
+            raise ValueError(f"the chat template refused messages of the roles {roles}: {error}") from error
+
+    def _hidden_characters(self, texts: list[str]) -> dict[str, str]:
+        """Special tokens that occur in `texts` → a private character each that doesn't."""
+        found = [token for token in self._tokenizer.special_tokens if any(token in text for text in texts)]
+        used = {character for text in texts for character in text} if found else set()
+        free = (character for character in map(chr, PRIVATE_USE) if character not in used)
+        return dict(zip(found, free, strict=False))
+
+    def _encode_pieces(self, pieces: list[int | str], restore: Mapping[str, str]) -> list[int]:
+        table = str.maketrans(dict(restore))
+        parts = ([piece] if isinstance(piece, int) else self._tokenizer.encode(piece.translate(table)) for piece in pieces)
+        return list(itertools.chain.from_iterable(parts))
+
+    def _end_of_turn(self) -> int | None:
+        """The special token that the template writes after an assistant's text."""
+        reply = chr(PRIVATE_USE[0])
+        try:
+            rendered = self._render([{"role": "user", "content": "hello"}, {"role": "assistant", "content": reply}], None, False)
+        except ValueError:  # a template that wants more than a question and an answer; then generation_config.json alone decides
+            return None
+        return next((piece for piece in self._tokenizer.split_special(rendered.rpartition(reply)[2]) if isinstance(piece, int)), None)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for tools that want to know; here it renders its body."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(list(parser.parse_statements(("name:endgeneration",), drop_needle=True)), lineno=line)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
+) -> str:
+    """Unlike jinja2's own filter: no HTML escapes, and non-ASCII text as it is."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _check_kwargs(kwargs: Mapping[str, Any], variables: set[str]) -> None:
+    for name in kwargs:
+        if name in ARGUMENTS or name not in variables:
+            nearest = difflib.get_close_matches(name, variables - ARGUMENTS, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"chat_template_kwargs has {name!r}, which isn't an option of this chat template{hint}")
+
+
+def _sources(folder: Path) -> dict[str, str]:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return {"default": file.read_text(encoding="utf-8")}
+    entry = read_json(folder / "tokenizer_config.json").get("chat_template")
+    sources: dict[str, Any] = {named["name"]: named["template"] for named in entry} if isinstance(entry, list) else {"default": entry}
+    if not isinstance(sources.get("default"), str):
+        raise ValueError(
+            f"{folder} has no chat template: chat_template.jinja or `chat_template` in tokenizer_config.json; is it a base model?"
+        )
+    return sources
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in nested mappings and sequences."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_texts, (*value.keys(), *value.values())))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_texts, value))
+
+
+def _replace(value: Any, replacements: Mapping[str, str]) -> Any:
+    """A copy of nested mappings and sequences with the replacements made in every string, keys too."""
+    if isinstance(value, str):
+        for old, new in replacements.items():
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, Mapping):
+        return {_replace(key, replacements): _replace(item, replacements) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace(item, replacements) for item in value]
+    return value

@@ -1,0 +1,196 @@
+"""Every code block of README.md and docs/ runs, as a reader would run it.
+
+- `python`: a program of its own, in an empty folder that has the repository's `recipes/` in it.
+- `bash`, `console` (its lines after `$ `): likewise, with this environment's `burnish` and `python` first on the path. What a reader does
+  once and a test can't (clone, virtual environment, install) is checked against the tree instead; so are `make` targets, as `make test`
+  would never end here.
+- `yaml`: a configuration, or a part of one, that the loader accepts.
+- A block after the line `<!-- slow -->` runs in `make docs-slow` only, its `make` lines included; there are at most 5.
+"""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_SLOW = 5
+RUNNABLE = {"python", "bash", "console", "yaml"}
+TO_READ = {"text", "json", "toml"}
+SETUP = ("git clone ", "cd burnish", "python3 -m venv ", "source ", ". .venv", "pip install ")
+FENCE = re.compile(
+    r"(?P<slow><!-- slow -->\n\s*)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, in which language, whether it is marked slow."""
+
+    where: str
+    language: str
+    text: str
+    slow: bool
+
+
+def read_blocks(path: Path) -> list[Block]:
+    document = path.read_text(encoding="utf-8")
+    blocks = []
+    for match in FENCE.finditer(document):
+        line = document.count("\n", 0, match.start("language")) + 1
+        text = "".join(row.removeprefix(match["indent"]) for row in match["text"].splitlines(keepends=True))
+        blocks.append(Block(f"{path.name}:{line}", match["language"], text, bool(match["slow"])))
+    return blocks
+
+
+def run_block(block: Block, folder: Path) -> str:
+    """Run a block in `folder`; returns what it printed, raises AssertionError with it when it failed."""
+    if block.language == "yaml":
+        (folder / "block.yaml").write_text(block.text)
+        importlib.import_module("burnish.config.loader").load_config(folder / "block.yaml", (), {})
+        return ""
+    if not (folder / "recipes").is_symlink():
+        (folder / "recipes").symlink_to(ROOT / "recipes")
+    program = folder / f"block.{'py' if block.language == 'python' else 'sh'}"
+    program.write_text(block.text if block.language == "python" else shell_program(block))
+    command = [sys.executable, program.name] if block.language == "python" else ["bash", "-euo", "pipefail", program.name]
+    ended = subprocess.run(command, cwd=folder, env=reader_environment(), capture_output=True, text=True)
+    assert ended.returncode == 0, f"{block.where} ended with {ended.returncode}\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+    return ended.stdout
+
+
+def shell_program(block: Block) -> str:
+    """The lines of a shell block that a test can run; the others are checked against the tree."""
+    lines = block.text.splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    program = []
+    for line in lines:
+        if line.startswith(SETUP):
+            check_install(block, line)
+        elif line.startswith("make "):
+            check_targets(block, line)
+            program += [f'make -C "{ROOT}" {line.removeprefix("make ")}'] if block.slow else []
+        else:
+            program.append(line)
+    return "\n".join(program) + "\n"
+
+
+def check_install(block: Block, line: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for group in re.findall(r"(?:\.|burnish)\[([^\]]*)\]", line):
+        unknown = set(group.split(",")) - extras.keys()
+        assert not unknown, f"{block.where}: {line!r} asks for extras that pyproject.toml hasn't: {unknown}"
+    for file in re.findall(r"(?:-c|-r) (\S+)", line):
+        assert (ROOT / file).is_file(), f"{block.where}: {line!r} names {file}, which isn't in the tree"
+
+
+def check_targets(block: Block, line: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in line.partition("#")[0].split()[1:]:
+        known = "=" in target or re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE)
+        assert known, f"{block.where}: {line!r}, but the Makefile has no target {target}"
+
+
+def reader_environment() -> dict[str, str]:
+    """This process's environment without what conftest.py sets for tests."""
+    ours = ("XLA_FLAGS", "JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    return environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}", "PYTHONPATH": str(ROOT)}
+
+
+DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.is_file()]
+BLOCKS = [block for path in DOCUMENTS for block in read_blocks(path)]
+
+
+def cases(*, slow: bool) -> list[object]:
+    return [pytest.param(block, id=block.where) for block in BLOCKS if block.language in RUNNABLE and block.slow == slow]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", cases(slow=False))
+def test_block_runs(block: Block, tmp_path: Path) -> None:
+    run_block(block, tmp_path)
+
+
+@pytest.mark.docs_slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("block", cases(slow=True))
+def test_slow_block_runs(block: Block, tmp_path: Path) -> None:
+    run_block(block, tmp_path)
+
+
+def test_blocks_say_their_language_and_few_are_slow() -> None:
+    assert [block.where for block in BLOCKS if block.language not in RUNNABLE | TO_READ] == []
+    assert sum(block.slow for block in BLOCKS) <= MAX_SLOW
+
+
+SAMPLE = """\
+# Sample
+
+```bash
+git clone somewhere burnish
+pip install -c constraints.txt -e ".[quickstart,dev]"
+make check test  # a lane that would never end here
+echo hello > said; ls recipes_missing 2>/dev/null || cat said
+```
+
+1. In a list:
+
+   ```python
+   import os
+   print("XLA_FLAGS" in os.environ, __name__)
+   ```
+
+<!-- slow -->
+```console
+$ echo "what a reader types"
+what a reader sees
+```
+
+```text
+not code
+```
+"""
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> list[Block]:
+    (tmp_path / "sample.md").write_text(SAMPLE)
+    return read_blocks(tmp_path / "sample.md")
+
+
+def test_blocks_are_found_where_they_are(sample: list[Block]) -> None:
+    assert [(b.where, b.language, b.slow) for b in sample] == [
+        ("sample.md:3", "bash", False),
+        ("sample.md:12", "python", False),
+        ("sample.md:18", "console", True),
+        ("sample.md:23", "text", False),
+    ]
+    assert sample[1].text.startswith("import os\nprint")
+
+
+def test_blocks_run_as_a_reader_runs_them(sample: list[Block], tmp_path: Path) -> None:
+    assert [run_block(block, tmp_path) for block in sample[:3]] == ["hello\n", "False __main__\n", "what a reader types\n"]
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "message"),
+    [
+        ("python", "raise SystemExit('no')", "ended with 1"),
+        ("bash", "false\ntrue", "ended with 1"),
+        ("bash", "false | true", "ended with 1"),
+        ("bash", 'pip install "burnish[everything]"', "extras that pyproject.toml hasn't: {'everything'}"),
+        ("bash", "pip install -c constraint.txt -e .", "names constraint.txt"),
+        ("console", "$ make coffee", "no target coffee"),
+    ],
+)
+def test_a_wrong_block_fails(language: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        run_block(Block("x.md:1", language, text, slow=False), tmp_path)

@@ -1,0 +1,152 @@
+"""One update of the policy: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
+
+Owns the compiled programs. A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and divided
+by the global weight when they are applied, so how a mini-batch was cut can't change the update. An update is applied as a whole or, where a
+number isn't finite or nothing carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as they were.
+Doesn't own losses (`rl.losses`), log-probs (`train.score`), or when to stop (`train.state.stop_if_nonfinite`, asked by the learner).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from burnish.models.config import ModelConfig
+from burnish.models.transformer import Adapter, Params, Precision
+from burnish.pytree import pytree
+from burnish.rl.algorithms import Algorithm
+from burnish.rl.batch import Scores, TokenBatch
+from burnish.rl.losses import Mean
+from burnish.train.optim import Optimizer
+from burnish.train.score import HeadOptions, entropy, policy_scores
+from burnish.train.state import TrainState, UpdateReport
+
+
+class MicroBatch(NamedTuple):
+    """What one forward-backward pass sees. old_logps None: the policy now, as it is with one update a step and no staleness."""
+
+    batch: TokenBatch
+    old_logps: Float[Array, "R M"] | None = None
+    ref_logps: Float[Array, "R M"] | None = None
+
+
+@pytree
+class Totals:
+    """Sums over micro-batches: of gradients of `loss.total`, of the loss's total and weight, of metrics."""
+
+    gradients: Params
+    loss: Mean
+    metrics: dict[str, Mean]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Steps:
+    """Compiled functions of one model, algorithm and optimizer; states and totals that are handed in are donated.
+
+    base: the frozen weights under an adapter, None where every weight is trained.
+    """
+
+    zeros: Callable[[Params, Params | None, MicroBatch], Totals]
+    accumulate: Callable[[Totals, Params, Params | None, MicroBatch], Totals]
+    apply: Callable[[TrainState, Totals], tuple[TrainState, UpdateReport]]
+    fused: Callable[[TrainState, Params | None, MicroBatch], tuple[TrainState, UpdateReport]]
+
+    def update(self, state: TrainState, base: Params | None, micro_batches: Sequence[MicroBatch]) -> tuple[TrainState, UpdateReport]:
+        """One update from a mini-batch in one or more micro-batches."""
+        if len(micro_batches) == 1:
+            return self.fused(state, base, micro_batches[0])
+        totals = self.zeros(state.trainable, base, micro_batches[0])
+        for micro in micro_batches:
+            totals = self.accumulate(totals, state.trainable, base, micro)
+        return self.apply(state, totals)
+
+
+def make_steps(
+    config: ModelConfig,
+    algorithm: Algorithm,
+    optimizer: Optimizer,
+    *,
+    lora_scale: float | None,
+    precision: Precision = "f32",
+    remat: bool = False,
+    head_chunk: int = 512,
+) -> Steps:
+    """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included."""
+    head = HeadOptions(chunk=head_chunk, precision=precision, train_head=lora_scale is None, head_fn=entropy)
+
+    def loss(trainable: Params, base: Params | None, micro: MicroBatch) -> tuple[Float[Array, ""], tuple[Mean, dict[str, Mean]]]:
+        params, adapter = (trainable, None) if lora_scale is None else (base, Adapter(trainable, lora_scale))
+        logps, extras = policy_scores(config, params, micro.batch, adapter=adapter, options=head, remat=remat)
+        scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps)
+        per_token, metrics = algorithm.loss(scores, micro.batch)
+        mean = algorithm.aggregate(per_token, micro.batch)
+        scored = jnp.sum(micro.batch.mask, dtype=jnp.float32)
+        return mean.total, (mean, metrics | {"loss": mean, "policy/entropy": Mean(jnp.sum(extras["entropy"]), scored)})
+
+    def totals_of(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+        gradients, (mean, metrics) = jax.grad(loss, has_aux=True)(trainable, base, micro)
+        return Totals(gradients=gradients, loss=mean, metrics=metrics)
+
+    def zeros(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(totals_of, trainable, base, micro))
+
+    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+        return jax.tree.map(jnp.add, totals, totals_of(trainable, base, micro))
+
+    def apply(state: TrainState, totals: Totals) -> tuple[TrainState, UpdateReport]:
+        return apply_totals(optimizer, state, totals)
+
+    def fused(state: TrainState, base: Params | None, micro: MicroBatch) -> tuple[TrainState, UpdateReport]:
+        return apply(state, totals_of(state.trainable, base, micro))
+
+    return Steps(
+        zeros=jax.jit(zeros),
+        accumulate=jax.jit(accumulate, donate_argnums=0),
+        apply=jax.jit(apply, donate_argnums=(0, 1)),
+        fused=jax.jit(fused, donate_argnums=0),
+    )
+
+
+def apply_totals(optimizer: Optimizer, state: TrainState, totals: Totals) -> tuple[TrainState, UpdateReport]:
+    """Divide by the global weight, and apply the optimizer's update if every number is finite and there is a gradient at all."""
+    weight = totals.loss.weight
+    gradients = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1.0), totals.gradients)
+    norm = optax.global_norm(gradients)
+    updates, opt_state = optimizer.transform.update(gradients, state.opt_state, state.trainable)
+    bad_gradients, bad_updates = _nonfinite_leaves(gradients), _nonfinite_leaves(updates)
+    finite = jnp.isfinite(totals.loss.total) & jnp.isfinite(norm) & jnp.logical_not(jnp.any(bad_updates))
+    # Without a signal the optimizer would still decay weights and move by its momentum.
+    applied = finite & (weight > 0) & (norm > 0)
+
+    def keep(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)
+
+    one = jnp.ones((), jnp.float32)
+    report = UpdateReport(
+        metrics=totals.metrics
+        | {
+            "optim/grad_norm": Mean(norm, one),
+            "optim/learning_rate": Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one),
+            "optim/skipped_updates": Mean(1.0 - applied.astype(jnp.float32), one),
+        },
+        # One NaN reaches every update through the norm: the gradients tell where it came from.
+        nonfinite_leaves=jnp.where(jnp.any(bad_gradients), bad_gradients, bad_updates),
+    )
+    new = TrainState(
+        trainable=keep(optax.apply_updates(state.trainable, updates), state.trainable),
+        opt_state=keep(opt_state, state.opt_state),
+        updates=state.updates + applied.astype(jnp.int32),
+        skipped=state.skipped + 1 - applied.astype(jnp.int32),
+        nonfinite=jnp.where(finite, 0, state.nonfinite + 1),
+    )
+    return new, report
+
+
+def _nonfinite_leaves(tree: Params) -> Bool[Array, " leaves"]:
+    return jnp.stack([jnp.logical_not(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree)])

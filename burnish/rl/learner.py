@@ -227,6 +227,11 @@ class RLLearner:
             yield
         self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
 
+    def save(self, folder: Path, *, step: int) -> Path:
+        """Commit weights, optimizer, and where the data stands, as checkpoint `step`. Call it from `on_step`: the producer waits then."""
+        extra = {"step": step, "version": self.cluster.version, "seed": self._run.seed, "data": self._stream.cursor()}
+        return self.cluster.save(folder, step=step, extra=extra)
+
     # -------------------------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self) -> dict[str, Evaluation]:

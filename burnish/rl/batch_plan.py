@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Protocol, runtime_checkable
 
-from burnish.config.schema import AlgorithmConfig, TrainingConfig
+from burnish.config.schema import TrainingConfig
+
+
+@runtime_checkable
+class Repeats(Protocol):
+    """What an algorithm, as a configuration or as a record, says about counts."""
+
+    @property
+    def num_generations(self) -> int: ...
+
+    @property
+    def num_iterations(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +42,7 @@ class BatchPlan:
     num_iterations: int
 
     @classmethod
-    def from_config(cls, training: TrainingConfig, algorithm: AlgorithmConfig) -> BatchPlan:
+    def from_config(cls, training: TrainingConfig, algorithm: Repeats) -> BatchPlan:
         """Fill in defaults and check what must divide what. Raises ValueError that names both numbers and a size that would do."""
         batch = training.batch_size
         mini_batch = training.mini_batch_size or batch

@@ -18,7 +18,7 @@ def read_back(batch: TokenBatch) -> dict[tuple, dict]:
     seen = {}
     for row, target in zip(*np.nonzero(batch.mask), strict=True):
         column = batch.columns[row, target]
-        allowed = {batch.segments[row, column], batch.parents[row, column]} - {0}
+        allowed = {int(batch.segments[row, column]), int(batch.parents[row, column])} - {0}
         keys = [j for j in range(column + 1) if batch.segments[row, j] in allowed]
         assert batch.positions[row, keys].tolist() == list(range(len(keys))), "a context is contiguous from position 0"
         key = (int(batch.sequences[row, target]), len(keys))
@@ -251,3 +251,11 @@ def test_mixed_support_and_a_sampled_prompt_are_refused():
     wrong.trajectories[0].sampled[0] = True
     with pytest.raises(ValueError, match="marked as sampled"):
         build_batch([wrong], credit_all([wrong]), temperature=1.0)
+
+
+def test_a_group_without_credit_keeps_the_shape_and_so_the_compiled_program():
+    groups = [group(d, [1, 2], [[3], [4]]) for d in range(4)]
+    credits = credit_all(groups)
+    some = {key: value for key, value in credits.items() if key[0] != (0, 2)}
+    for layout in ("shared", "padded"):
+        assert fit_shape(groups, some, layout=layout) == fit_shape(groups, credits, layout=layout)

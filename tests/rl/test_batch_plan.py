@@ -2,7 +2,8 @@
 
 import pytest
 
-from burnish.config.schema import AlgorithmConfig, TrainingConfig
+from burnish.config.schema import AlgorithmConfig, GRPOConfig, TrainingConfig
+from burnish.rl.algorithms import from_config
 from burnish.rl.batch_plan import BatchPlan
 
 SIZES = {
@@ -15,7 +16,9 @@ SIZES = {
 
 
 def plan(*, num_iterations: int = 1, num_generations: int = 8, **changes) -> BatchPlan:
-    return BatchPlan.from_config(TrainingConfig(**changes), AlgorithmConfig(num_iterations=num_iterations, num_generations=num_generations))
+    return BatchPlan.from_config(
+        TrainingConfig.model_validate(changes), AlgorithmConfig(num_iterations=num_iterations, num_generations=num_generations)
+    )
 
 
 def test_worked_numbers():
@@ -30,6 +33,11 @@ def test_worked_numbers():
     two = plan(**SIZES, num_iterations=2)
     assert (two.updates_per_step, two.accumulation_steps, two.queue_size) == (4, 3, 7)
     assert plan(**SIZES, num_generations=2).service == 12, "counted before the repeat"
+
+
+def test_a_record_says_the_same_as_its_configuration():
+    config, training = GRPOConfig(num_iterations=2, num_generations=4), TrainingConfig.model_validate(SIZES)
+    assert BatchPlan.from_config(training, from_config(config)) == BatchPlan.from_config(training, config)
 
 
 def test_defaults_follow_from_the_batch():

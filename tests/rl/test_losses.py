@@ -26,11 +26,11 @@ def clip_loss(scores, batch):
     return clipped(scores, batch, **CLIP)
 
 
-def value(loss, aggregate=token_mean, *, logps=LOGPS, old=OLD, ref=REF, batch=BATCH) -> float:
+def value(loss, aggregate=token_mean, *, logps=LOGPS, old: jax.Array | None = OLD, ref: jax.Array | None = REF, batch=BATCH) -> float:
     return float(aggregate(loss(Scores(logps=logps, old_logps=old, ref_logps=ref), batch)[0], batch).value())
 
 
-def gradient(loss, *, logps=LOGPS, old=OLD, ref=REF, batch=BATCH):
+def gradient(loss, *, logps=LOGPS, old: jax.Array | None = OLD, ref: jax.Array | None = REF, batch=BATCH):
     """d(sum of per-token losses) / d(logps)."""
     return jax.grad(lambda x: jnp.sum(loss(Scores(logps=x, old_logps=old, ref_logps=ref), batch)[0]))(logps)
 

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,8 @@ class RewardSpec:
         named = fn
         while isinstance(named, functools.partial):
             named = named.func
-        is_function = inspect.isroutine(named) or inspect.isclass(named)
-        return cls(named.__name__ if is_function else type(named).__name__, fn)
+        has_name = isinstance(named, FunctionType | MethodType | BuiltinFunctionType | type)
+        return cls(named.__name__ if has_name else type(named).__name__, fn)
 
 
 class RewardManager:

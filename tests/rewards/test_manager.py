@@ -69,7 +69,8 @@ def test_a_function_with_columns_gets_every_column_and_only_lists() -> None:
 
 def test_a_function_may_do_without_prompts_and_may_spoil_its_lists() -> None:
     def spoils(completions, trajectories, answer):  # type: ignore[no-untyped-def]
-        completions.clear(), answer.clear(), trajectories.clear()
+        for given in (completions, trajectories, answer):
+            given.clear()
         return [1.0, 1.0]
 
     assert score(group_of("4", "5", answer="4"), spoils, numeric) == [2.0, 1.0]

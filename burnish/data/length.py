@@ -36,7 +36,7 @@ def fit_prompt(ids: Sequence[int], *, limit: int, policy: OverlongPolicy, bos_id
     if policy == "drop":
         return None
     if ids[0] == bos_id:
-        return [bos_id, *ids[len(ids) - limit + 1 :]]
+        return [ids[0], *ids[len(ids) - limit + 1 :]]
     return list(ids[-limit:])
 
 

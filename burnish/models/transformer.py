@@ -17,10 +17,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from burnish.models.attention import Visibility, attention
+from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision, RopeConfig
 
 Params = dict[str, Any]
@@ -241,7 +242,7 @@ def project(name: str, layer: Params, x: Float[Array, "*n i"], adapter: Adapter 
         y = y + _broadcast(layer[f"{name}_bias"], y.ndim)
     if adapter is not None and name in adapter.pairs:
         pair = adapter.pairs[name]
-        y = y + dot(dot(x, pair["a"], precision), pair["b"], precision) * adapter.scale
+        y = y + dot(checkpoint_name(dot(x, pair["a"], precision), KEPT) * adapter.scale, pair["b"], precision)
     return y
 
 
@@ -264,9 +265,10 @@ def block(
     if config.qk_norm:
         q, k = rms_norm(q, layer["q_norm"], config.norm_eps), rms_norm(k, layer["k_norm"], config.norm_eps)
     mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
-    x = x + linear("o", x=mixed.reshape(*x.shape[:-1], -1))
+    x = checkpoint_name(x + linear("o", x=mixed.reshape(*x.shape[:-1], -1)), KEPT)
     normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    x = x + linear("down", x=jax.nn.silu(linear("gate", x=normed)) * linear("up", x=normed))
+    gate, up = checkpoint_name(linear("gate", x=normed), KEPT), checkpoint_name(linear("up", x=normed), KEPT)
+    x = x + linear("down", x=jax.nn.silu(gate) * up)
     return x, kept
 
 
@@ -297,5 +299,7 @@ def forward(
         return block(config, layer, x, angles, attend, adapter=own, precision=precision)
 
     pairs = None if adapter is None else adapter.pairs
-    x, _ = jax.lax.scan(jax.checkpoint(body) if remat else body, embed(params, tokens), (params["layers"], pairs))
+    policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
+    body = jax.checkpoint(body, policy=policy, prevent_cse=False)
+    x, _ = jax.lax.scan(body, embed(params, tokens), (params["layers"], pairs))
     return rms_norm(x, params["final_norm"], config.norm_eps)

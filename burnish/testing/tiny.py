@@ -16,7 +16,7 @@ from burnish.models.config import ModelConfig, RopeConfig
 from burnish.testing.byte_tokenizer import make_byte_tokenizer, make_tiny_tokenizer
 
 
-def tiny_config(family: str = "llama", *, vocab_size: int = 97, width: int = 32, num_layers: int = 2) -> ModelConfig:
+def tiny_config(family: str = "llama", *, vocab_size: int = 96, width: int = 32, num_layers: int = 2) -> ModelConfig:
     """A small model with everything that its family has: grouped heads, biases, q/k-norm, heads wider than their share of the width."""
     shape = families.FAMILIES[family]
     return ModelConfig(

@@ -19,9 +19,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from burnish.models.config import Precision
+
+KEPT = "kept"
+"""Name of the values that a backward pass wants kept, whatever else is computed again."""
 
 _BLOCK = 256
 _HIDDEN, _FLOOR = -1e30, -1e29
@@ -164,8 +168,8 @@ def _forward(q: Array, k: Array, v: Array, rule: Visibility, precision: Precisio
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], _FLOOR), jnp.zeros(q.shape[:-1], jnp.float32)
     mixed, peak, total = _each_pair(rule, body, start)
     total = jnp.where(total == 0, 1.0, total)
-    out = mixed / total[..., None]
-    return out, (q, k, v, rule, out, peak + jnp.log(total))
+    out, q, k, v, log_total = checkpoint_name((mixed / total[..., None], q, k, v, peak + jnp.log(total)), KEPT)
+    return out, (q, k, v, rule, out, log_total)
 
 
 def _backward(precision: Precision, residuals: tuple[Any, ...], g: Float[Array, "N B K m h"]) -> tuple[Array, Array, Array, None]:

@@ -9,7 +9,8 @@ Doesn't own losses (`rl.losses`), log-probs (`train.score`), or when to stop (`t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from burnish.models.transformer import Adapter, Params, Precision
 from burnish.pytree import pytree
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Scores, TokenBatch
-from burnish.rl.losses import Mean
+from burnish.rl.losses import Mean, mismatch, over_tokens
 from burnish.train.optim import Optimizer
 from burnish.train.score import HeadOptions, entropy, policy_scores
 from burnish.train.state import TrainState, UpdateReport
@@ -57,13 +58,18 @@ class Steps:
     apply: Callable[[TrainState, Totals], tuple[TrainState, UpdateReport]]
     fused: Callable[[TrainState, Params | None, MicroBatch], tuple[TrainState, UpdateReport]]
 
-    def update(self, state: TrainState, base: Params | None, micro_batches: Sequence[MicroBatch]) -> tuple[TrainState, UpdateReport]:
-        """One update from a mini-batch in one or more micro-batches."""
-        if len(micro_batches) == 1:
-            return self.fused(state, base, micro_batches[0])
-        totals = self.zeros(state.trainable, base, micro_batches[0])
-        for micro in micro_batches:
+    def update(
+        self, state: TrainState, base: Params | None, micro_batches: Iterable[MicroBatch], *, count: int
+    ) -> tuple[TrainState, UpdateReport]:
+        """One update from a mini-batch in `count` micro-batches, each taken when the one before is on its way."""
+        totals: Totals | None = None
+        for micro in itertools.islice(micro_batches, count):
+            if count == 1:
+                return self.fused(state, base, micro)
+            totals = self.zeros(state.trainable, base, micro) if totals is None else totals
             totals = self.accumulate(totals, state.trainable, base, micro)
+        if totals is None:
+            raise ValueError(f"an update of {count} micro-batches got none: there is nothing to learn from")
         return self.apply(state, totals)
 
 
@@ -86,8 +92,8 @@ def make_steps(
         scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps)
         per_token, metrics = algorithm.loss(scores, micro.batch)
         mean = algorithm.aggregate(per_token, micro.batch)
-        scored = jnp.sum(micro.batch.mask, dtype=jnp.float32)
-        return mean.total, (mean, metrics | {"loss": mean, "policy/entropy": Mean(jnp.sum(extras["entropy"]), scored)})
+        metrics |= mismatch(scores, micro.batch) | {"loss": mean, "policy/entropy": over_tokens(extras["entropy"], micro.batch.mask)}
+        return mean.total, (mean, jax.lax.stop_gradient(metrics))
 
     def totals_of(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
         gradients, (mean, metrics) = jax.grad(loss, has_aux=True)(trainable, base, micro)

@@ -1,0 +1,199 @@
+"""The device batch: what losses see of a set of episodes, and the one function that builds it from groups.
+
+Owns `TokenBatch`, `Scores` and `build_batch`. Which episode lies in which row is `rl.layout`; placing arrays on a mesh is the cluster's.
+Models read the first four fields, losses only the others: a loss never sees the layout. Built in numpy, by the trainer.
+
+Attention rule, everywhere: query i sees key j iff j <= i and segments[j] != 0 and segments[j] is segments[i] or parents[i].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int32
+
+from burnish.pytree import pytree, static
+from burnish.rl.advantages import TrajectoryKey
+from burnish.rl.layout import BatchShape, Layout, Row, bucket, lay_out
+from burnish.types import Group, Trajectory
+
+Array: TypeAlias = jax.Array | np.ndarray
+Credit: TypeAlias = Mapping[TrajectoryKey, float | np.ndarray]
+"""By (group id, sample): one advantage for the episode, or one for each of its sampled ids. Who isn't in it carries no loss."""
+
+
+@pytree
+class TokenBatch:
+    """R rows of T tokens, of which up to M a row are scored: the ids that the policy sampled.
+
+    tokens, positions, segments, parents: [R, T]. A completion continues its prompt's positions. Segments are unique in a row, 0 is
+    padding; a token may also attend to the segment in `parents`, its shared prompt (0: none).
+
+    The rest is [R, M], one entry a scored id, padding where `mask` is False. columns: the column whose hidden state predicts the id (for
+    the first id of a completion that is the prompt's last column). sequences, prompts_index: index of the episode and of its group in
+    the batch. sequence_tokens, prompt_tokens: how many scored ids the whole episode and the whole group have, however rows are cut into
+    micro-batches (1 at padding); means over episodes and groups weigh by them. kept_ids: the support that the id was sampled from,
+    padded with -1, or None when that was the whole vocabulary.
+    """
+
+    tokens: Int32[Array, "R T"]
+    positions: Int32[Array, "R T"]
+    segments: Int32[Array, "R T"]
+    parents: Int32[Array, "R T"]
+    columns: Int32[Array, "R M"]
+    target_ids: Int32[Array, "R M"]
+    mask: Bool[Array, "R M"]
+    sequences: Int32[Array, "R M"]
+    prompts_index: Int32[Array, "R M"]
+    sequence_tokens: Int32[Array, "R M"]
+    prompt_tokens: Int32[Array, "R M"]
+    advantages: Float[Array, "R M"]
+    sampler_logps: Float[Array, "R M"]
+    temperatures: Float[Array, "R M"]
+    kept_ids: Int32[Array, "R M K"] | None
+    num_sequences: int = static()
+    num_prompts: int = static()
+
+
+@pytree
+class Scores:
+    """What models say about the scored ids, [R, M] each: the policy now, the anchor policy (None: the policy now), the reference.
+
+    Values at padding mean nothing and may be NaN.
+    """
+
+    logps: Float[Array, "R M"]
+    old_logps: Float[Array, "R M"] | None = None
+    ref_logps: Float[Array, "R M"] | None = None
+
+
+def build_batch(
+    groups: Sequence[Group],
+    advantages: Credit,
+    *,
+    temperature: float,
+    layout: Layout = "shared",
+    row_tokens: int | None = None,
+    shape: BatchShape | None = None,
+) -> TokenBatch:
+    """Lay groups out in rows and note, for every sampled id, what predicts it, whose it is and what it is worth.
+
+    An episode without credit (failed, no reward, cut) is left out, as is one that sampled nothing; no episode at all gives rows of
+    padding. temperature: what the completions were sampled at; log-probs of greedy ones (0) are those at 1. row_tokens: the longest row,
+    see `lay_out`. shape: static sizes from `plan_shape` or `fit_shape`; None takes `fit_shape`'s.
+    """
+    rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
+    shape = shape or _shape_of(rows, groups)
+    if len(rows) > shape.rows:
+        raise ValueError(f"the episodes fill {len(rows)} rows, the shape has {shape.rows}: use fewer groups or a larger shape")
+    grid, scored = (shape.rows, shape.columns), (shape.rows, shape.targets)
+    targets = [_targets(row, groups, advantages) for row in rows]
+
+    def padded(name: str, fill: int | float, dtype: type) -> np.ndarray:
+        return _pad([row[name] for row in targets], scored, fill=fill, dtype=dtype)
+
+    return TokenBatch(
+        tokens=_pad([row.tokens for row in rows], grid),
+        positions=_pad([row.positions for row in rows], grid),
+        segments=_pad([row.segments for row in rows], grid),
+        parents=_pad([row.parents for row in rows], grid),
+        **{name: padded(name, 0, np.int32) for name in ("columns", "target_ids", "sequences", "prompts_index")},
+        **{name: padded(name, 1, np.int32) for name in ("sequence_tokens", "prompt_tokens")},
+        **{name: padded(name, 0.0, np.float32) for name in ("advantages", "sampler_logps")},
+        mask=_pad([np.ones(row.num_targets) for row in rows], scored, dtype=bool),
+        temperatures=np.full(scored, temperature or 1.0, np.float32),
+        kept_ids=_pad_kept(rows, (*scored, shape.kept)) if shape.kept else None,
+        num_sequences=shape.sequences,
+        num_prompts=shape.prompts,
+    )
+
+
+def split_rows(batch: TokenBatch, parts: int) -> list[TokenBatch]:
+    """Cut a batch into micro-batches of equally many rows; losses and gradients summed over them are those of the whole."""
+    rows = batch.mask.shape[0]
+    if rows % parts:
+        raise ValueError(f"{rows} rows can't be cut into {parts} equal micro-batches; build the batch with a multiple of {parts} rows")
+    step = rows // parts
+    return [jax.tree.map(lambda x, i=i: x[i * step : (i + 1) * step], batch) for i in range(parts)]
+
+
+def fit_shape(
+    groups: Sequence[Group], advantages: Credit, *, layout: Layout = "shared", row_tokens: int | None = None, rows_multiple: int = 1
+) -> BatchShape:
+    """The smallest bucketed shape that holds the groups: lengths vary from step to step, buckets rarely, so a run compiles few programs.
+
+    rows_multiple: the devices that rows are spread over, times the parts that `split_rows` cuts. `plan_shape` is the other way.
+    """
+    return _shape_of(lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens), groups, rows_multiple=rows_multiple)
+
+
+def _shape_of(rows: Sequence[Row], groups: Sequence[Group], *, rows_multiple: int = 1) -> BatchShape:
+    trajectories = [t for group in groups for t in group.trajectories]
+    return BatchShape(
+        rows=bucket(len(rows), multiple=rows_multiple),
+        columns=bucket(max((len(row.tokens) for row in rows), default=0), multiple=64),
+        targets=bucket(max((row.num_targets for row in rows), default=0), multiple=32),
+        sequences=len(trajectories),
+        prompts=len(groups),
+        kept=max((bucket(t.kept_ids.shape[1], multiple=8) for t in trajectories if t.kept_ids is not None), default=0),
+    )
+
+
+def _with_credit(groups: Sequence[Group], advantages: Credit) -> list[Trajectory]:
+    """The episodes that carry loss, in the order of their groups. Refuses what no layout can express."""
+    chosen = [t for group in groups for t in group.trajectories if (t.group, t.sample) in advantages and t.num_sampled]
+    for t in chosen:
+        if t.sampled[: max(1, t.prompt_length)].any():
+            raise ValueError(f"episode {(t.group, t.sample)}: an id of its prompt (length {t.prompt_length}) is marked as sampled")
+    if len({t.kept_ids is None for t in chosen}) > 1:
+        raise ValueError("some episodes carry the support that they were sampled from and others none: sample a batch in one way")
+    return chosen
+
+
+def _targets(row: Row, groups: Sequence[Group], advantages: Credit) -> dict[str, np.ndarray]:
+    """The scored ids of one row, unpadded: field of `TokenBatch` -> one value an id."""
+    sequences = {(t.group, t.sample): i for i, t in enumerate(t for group in groups for t in group.trajectories)}
+    prompts = {group.id: i for i, group in enumerate(groups)}
+
+    def describe(t: Trajectory, columns: np.ndarray) -> dict[str, Any]:
+        credited = [s.num_sampled for s in groups[prompts[t.group]].trajectories if (s.group, s.sample) in advantages]
+        return {
+            "columns": columns,
+            "target_ids": t.ids[t.sampled],
+            "sequences": sequences[t.group, t.sample],
+            "prompts_index": prompts[t.group],
+            "sequence_tokens": t.num_sampled,
+            "prompt_tokens": sum(credited),
+            "advantages": advantages[t.group, t.sample],
+            "sampler_logps": t.sampler_logps[t.sampled],
+        }
+
+    described = [(describe(t, columns), len(columns)) for t, columns in row.placed]
+    return {name: np.concatenate([np.broadcast_to(one[name], n) for one, n in described]) for name in described[0][0]}
+
+
+def _pad(rows: Sequence[np.ndarray], shape: tuple[int, int], *, fill: int | float = 0, dtype: type = np.int32) -> np.ndarray:
+    out = np.full(shape, fill, dtype)
+    for target, row in zip(out, rows, strict=False):
+        if len(row) > len(target):
+            raise ValueError(
+                f"a row holds {len(row)} entries, the shape has room for {len(target)}: use a larger shape or fewer row_tokens"
+            )
+        target[: len(row)] = row
+    return out
+
+
+def _pad_kept(rows: Sequence[Row], shape: tuple[int, int, int]) -> np.ndarray:
+    """The kept set of each scored id, -1 beyond it and at padding."""
+    out = np.full(shape, -1, np.int32)
+    for target, row in zip(out, rows, strict=False):
+        at = 0
+        for t, columns in row.placed:
+            if t.kept_ids is not None:
+                kept = t.kept_ids[t.sampled]
+                target[at : at + len(columns), : kept.shape[1]] = kept
+            at += len(columns)
+    return out

@@ -1,0 +1,99 @@
+"""How the sizes of a step fit together: what divides what, and what follows.
+
+Owns the arithmetic of `training.*` sizes, all in prompts, counted before each is repeated `num_generations` times. No jax. The learner
+reads every count from here; `burnish check` prints `table()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from burnish.config.schema import AlgorithmConfig, TrainingConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Sizes in prompts, as they hold after defaults; one completion a generation, so rows are prompts × num_generations.
+
+    batch: drawn for a step. mini_batch: for an update. train_micro: for a forward-backward pass, a matter of memory only. logps_micro: for
+    a scoring pass. rollout: handed to the engine together; under continuous batching that bounds how much waits, while how many sequences
+    decode at once is `rollout.slots`.
+    """
+
+    batch: int
+    mini_batch: int
+    train_micro: int
+    rollout: int
+    logps_micro: int
+    num_generations: int
+    num_iterations: int
+
+    @classmethod
+    def from_config(cls, training: TrainingConfig, algorithm: AlgorithmConfig) -> BatchPlan:
+        """Fill in defaults and check what must divide what. Raises ValueError that names both numbers and a size that would do."""
+        batch = training.batch_size
+        mini_batch = training.mini_batch_size or batch
+        train_micro = training.train_micro_batch_size or mini_batch
+        plan = cls(
+            batch=batch,
+            mini_batch=mini_batch,
+            train_micro=train_micro,
+            rollout=training.rollout_micro_batch_size or batch,
+            logps_micro=training.compute_logps_micro_batch_size or train_micro,
+            num_generations=algorithm.num_generations,
+            num_iterations=algorithm.num_iterations,
+        )
+        _check_divides("mini_batch_size", plan.mini_batch, "batch_size", plan.batch)
+        _check_divides("train_micro_batch_size", plan.train_micro, "mini_batch_size", plan.mini_batch)
+        _check_divides("rollout_micro_batch_size", plan.rollout, "batch_size", plan.batch)
+        _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "batch_size", plan.batch)
+        return plan
+
+    @property
+    def num_mini_batches(self) -> int:
+        return self.batch // self.mini_batch
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.num_mini_batches * self.num_iterations
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches whose gradients are summed for one update."""
+        return self.mini_batch // self.train_micro
+
+    @property
+    def service(self) -> int:
+        """Prompts that are sampled and scored before any goes on: the least common multiple of the two sizes, so both come out even."""
+        return math.lcm(self.rollout, self.logps_micro)
+
+    @property
+    def queue_size(self) -> int:
+        """Places between producer and trainer at staleness 0: each chunk once an iteration, and one kept for the end of the stream."""
+        return self.accumulation_steps * self.num_iterations + 1
+
+    def table(self) -> str:
+        """The plan as text, a size a line: prompts, rows, what it is."""
+        sizes = [
+            ("batch_size", self.batch, f"a step: {self.num_mini_batches} mini-batches, {self.updates_per_step} updates"),
+            ("mini_batch_size", self.mini_batch, f"an update: {self.accumulation_steps} micro-batches accumulated"),
+            ("train_micro_batch_size", self.train_micro, "a forward-backward pass"),
+            ("rollout_micro_batch_size", self.rollout, "handed to the engine together; it decodes rollout.slots at once"),
+            ("compute_logps_micro_batch_size", self.logps_micro, "a scoring pass"),
+            ("(service batch)", self.service, "sampled and scored before any goes on"),
+        ]
+        lines = [f"{'training.':<31}{'prompts':>8}{'rows':>8}"]
+        lines += [f"{name:<31}{size:>8}{size * self.num_generations:>8}  {meaning}" for name, size, meaning in sizes]
+        lines.append(f"{self.num_generations} generations a prompt, {self.num_iterations} iterations, a queue of {self.queue_size}")
+        return "\n".join(lines)
+
+
+def _check_divides(name: str, size: int, whole_name: str, whole: int) -> None:
+    if whole % size:
+        fitting = max(d for d in range(1, min(size, whole) + 1) if whole % d == 0)
+        larger = -(-whole // size) * size
+        raise ValueError(
+            f"training.{name} is {size} and must divide training.{whole_name}, which is {whole}: use {name} {fitting}, or {whole_name} "
+            f"{larger}"
+        )

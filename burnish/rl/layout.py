@@ -1,0 +1,194 @@
+"""Which episode lies where: from trajectories to rows of tokens with segments.
+
+Owns the three layouts and their sizes; knows nothing of rewards or losses. Host numpy, no jax. `rl.batch` turns rows into a device batch.
+
+"shared": the prompt of a group lies in a row once, followed by its completions, each with the prompt's segment as its parent, so the prompt
+is computed once. "packed": each episode repeats its prompt, several lie in a row. "padded": one episode a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from burnish.types import Trajectory
+
+Layout = Literal["shared", "packed", "padded"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """tokens, positions, segments, parents: int32[T] as in `TokenBatch`, unpadded.
+
+    placed: the episodes in the row, each with the column that predicts each of its sampled ids.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    parents: np.ndarray
+    placed: tuple[tuple[Trajectory, np.ndarray], ...]
+
+    @property
+    def num_targets(self) -> int:
+        return sum(len(columns) for _, columns in self.placed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The static sizes of a batch; equal shapes share one compiled program. `kept` is the width of `kept_ids`, 0 for none."""
+
+    rows: int
+    columns: int
+    targets: int
+    sequences: int
+    prompts: int
+    kept: int = 0
+
+    def covering(self, other: BatchShape) -> BatchShape:
+        """The smallest shape that holds what either holds."""
+        return BatchShape(*(max(a, b) for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+
+def bucket(size: int, *, multiple: int) -> int:
+    """Round up to one of few sizes: up to 8 multiples of `multiple`, then 4 sizes an octave. At most a quarter is added beyond that."""
+    units = max(1, -(-size // multiple))
+    grain = 1 << max(0, (units - 1).bit_length() - 3)
+    return -(-units // grain) * grain * multiple
+
+
+def plan_shape(
+    *,
+    layout: Layout,
+    num_prompts: int,
+    num_generations: int,
+    max_prompt_tokens: int,
+    max_completion_tokens: int,
+    row_tokens: int | None = None,
+    rows_multiple: int = 1,
+    kept: int = 0,
+) -> BatchShape:
+    """A shape that every batch of these limits fits, so that a run compiles once; what is shorter is padding.
+
+    max_completion_tokens counts everything after the prompt, an environment's tokens included. `fit_shape` is the other way: less
+    padding, a few programs.
+    """
+    num_sequences, alone = num_prompts * num_generations, max_prompt_tokens + max_completion_tokens
+    if layout != "padded" and row_tokens is not None and row_tokens < alone:
+        raise ValueError(f"row_tokens {row_tokens} can't hold a prompt of {max_prompt_tokens} and a completion of {max_completion_tokens}")
+    if layout == "padded":
+        rows, columns, targets = num_sequences, alone, max_completion_tokens
+    elif layout == "packed":
+        columns = targets = _given(row_tokens)
+        rows = -(-num_sequences // (columns // alone))
+    elif row_tokens is None:
+        targets = num_generations * max_completion_tokens
+        rows, columns = num_prompts, max_prompt_tokens + targets
+    else:
+        columns = targets = row_tokens
+        rows = num_prompts * -(-num_generations // ((row_tokens - max_prompt_tokens) // max_completion_tokens))
+    return BatchShape(
+        rows=-(-rows // rows_multiple) * rows_multiple,
+        columns=bucket(columns, multiple=64),
+        targets=bucket(targets, multiple=32),
+        sequences=num_sequences,
+        prompts=num_prompts,
+        kept=kept,
+    )
+
+
+def lay_out(trajectories: Sequence[Trajectory], *, layout: Layout, row_tokens: int | None = None) -> list[Row]:
+    """Place each trajectory in exactly one row; the same trajectories in the same order give the same rows.
+
+    row_tokens: the longest row. The shared layout may go without: then a group is a row. A group that is longer than a row is split over
+    several that each repeat its prompt; groups that are shorter share one. Raises ValueError for an episode longer than a row.
+    """
+    if row_tokens is not None:
+        _check_lengths(trajectories, row_tokens)
+    if layout == "padded":
+        return [_join([[t]]) for t in trajectories]
+    if layout == "packed":
+        return [_join([[trajectories[i]] for i in row]) for row in best_fit([len(t.ids) for t in trajectories], _given(row_tokens))]
+    pieces = [piece for siblings in _same_prompt(trajectories) for piece in _split(siblings, row_tokens)]
+    if row_tokens is None:
+        return [_join([piece]) for piece in pieces]
+    return [_join([pieces[i] for i in row]) for row in best_fit([_num_tokens(piece) for piece in pieces], row_tokens)]
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of indices whose lengths sum to at most `capacity`: longest first, each into the fullest bin that still takes it."""
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fitting = [b for b in range(len(bins)) if free[b] >= lengths[index]]
+        if not fitting:
+            bins.append([])
+            free.append(capacity)
+        chosen = min(fitting, key=lambda b: free[b], default=len(bins) - 1)
+        bins[chosen].append(index)
+        free[chosen] -= lengths[index]
+    return bins
+
+
+def _same_prompt(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories of each group that begin with the same ids: normally all of it, fewer where an episode forked."""
+    siblings: dict[tuple[tuple[int, int], bytes], list[Trajectory]] = {}
+    for t in trajectories:
+        siblings.setdefault((t.group, t.ids[: t.prompt_length].astype(np.int64).tobytes()), []).append(t)
+    return list(siblings.values())
+
+
+def _split(siblings: list[Trajectory], row_tokens: int | None) -> list[list[Trajectory]]:
+    """Pieces of one group, each short enough for a row with its prompt."""
+    if row_tokens is None:
+        return [siblings]
+    room = row_tokens - siblings[0].prompt_length
+    return [[siblings[i] for i in sorted(piece)] for piece in best_fit([len(t.ids) - t.prompt_length for t in siblings], room)]
+
+
+def _num_tokens(piece: Sequence[Trajectory]) -> int:
+    return piece[0].prompt_length + sum(len(t.ids) - t.prompt_length for t in piece)
+
+
+def _join(pieces: Sequence[Sequence[Trajectory]]) -> Row:
+    """One row of pieces, each a prompt with the completions that share it; a single completion is one segment with its prompt."""
+    tokens, positions, segments, parents, placed = [], [], [], [], []
+    column = segment = 0
+    for piece in pieces:
+        prompt_length, prompt_segment = piece[0].prompt_length, segment + 1
+        parent = prompt_segment if len(piece) > 1 else 0
+        spans = [(piece[0].ids[:prompt_length], 0, prompt_segment, 0)]
+        spans += [
+            (t.ids[prompt_length:], prompt_length, prompt_segment + (n if parent else 0), parent) for n, t in enumerate(piece, start=1)
+        ]
+        start = column + prompt_length
+        for t in piece:
+            before = np.flatnonzero(t.sampled) - 1
+            placed.append((t, np.where(before < prompt_length, column + before, start + before - prompt_length)))
+            start += len(t.ids) - prompt_length
+        for ids, first, own, above in spans:
+            tokens.append(ids)
+            positions.append(first + np.arange(len(ids)))
+            segments.append(np.full(len(ids), own))
+            parents.append(np.full(len(ids), above))
+        column, segment = start, spans[-1][2]
+    joined = (np.concatenate(parts).astype(np.int32) for parts in (tokens, positions, segments, parents))
+    return Row(*joined, placed=tuple(placed))
+
+
+def _check_lengths(trajectories: Sequence[Trajectory], row_tokens: int) -> None:
+    for t in trajectories:
+        if len(t.ids) > row_tokens:
+            raise ValueError(
+                f"episode {(t.group, t.sample)} has {len(t.ids)} tokens, a row only {row_tokens}: raise row_tokens or lower the limits on "
+                "prompts and completions"
+            )
+
+
+def _given(row_tokens: int | None) -> int:
+    if row_tokens is None:
+        raise ValueError("the packed layout needs row_tokens, the length of a row")
+    return row_tokens

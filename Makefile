@@ -1,13 +1,13 @@
 # Every lane of the project; CONTRIBUTING.md says what each is for. They make the virtual environment they need.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell python3.11 -V >/dev/null 2>&1 && echo python3.11 || echo python3)
 PYTHON312 ?= python3.12
 BIN = .venv/bin
 MODEL = smollm2-135m
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not smollm2 and not learn and not parity and not soak and not docs_slow"
+FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow"
 
-.PHONY: venv quickstart static check test test-py312 learn parity soak bench docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 learn parity bench docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -50,10 +50,9 @@ learn: venv
 
 parity: .venv-parity/installed
 	.venv-parity/bin/burnish fetch $(MODEL)
+	set -e; for program in tests/parity/regenerate_*.py; do .venv-parity/bin/python $$program; done
+	git diff --exit-code -- tests
 	.venv-parity/bin/python -m pytest -m parity --timeout 1200
-
-soak: venv
-	$(BIN)/python -m pytest -m soak --timeout 7200
 
 bench: venv
 	$(BIN)/burnish fetch $(MODEL)

@@ -4,6 +4,7 @@ Only environment variables are set here, so a test without jax doesn't pay for j
 do the subprocesses that tests start.
 """
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -23,3 +24,5 @@ DEVICE_ROOMS = ["burnish.models", "burnish.rl", "burnish.rollout.native", "burni
 """Where jaxtyping's shapes are checked against what is passed, at run time, in tests only."""
 
 install_import_hook(DEVICE_ROOMS, "beartype.beartype")
+
+collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]  # only `make parity` installs other people's implementations

@@ -13,7 +13,8 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 
 def tracked_files() -> list[Path]:
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]  # whoever owns the checkout
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from burnish import faults
 from burnish.agentic.agents import ConversationAgentBase
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
+from burnish.data.length import OverlongPolicy, fit_prompt
 from burnish.rollout.engine import Engine
 from burnish.types import Completion, Message, Request, SamplingParams, Status, Step, StopReason, Trajectory
 
@@ -36,12 +37,19 @@ class HistoryRewritten(ValueError):
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """What all episodes of a run share. `decode` turns sampled ids into text without special tokens; `context` is in tokens."""
+    """What all episodes of a run share.
+
+    decode: sampled ids → text without special tokens. context: the most tokens of a whole episode. max_prompt_tokens, overlong_prompts,
+    bos_id: what the first prompt may be, as in `data.length`; a prompt that is to be dropped ends its episode as aborted.
+    """
 
     engine: Engine
     template: Template
     decode: Callable[[Sequence[int]], str]
     context: int
+    max_prompt_tokens: int
+    overlong_prompts: OverlongPolicy = "drop"
+    bos_id: int | None = None
     env_timeout_s: float = 60.0
 
 
@@ -94,9 +102,13 @@ class TrajectoryCollectEngine:
         agent.reset()
         try:
             agent.update_from_env(await self._env_call(env._initial_observation))
-            tokens.given(self._context.template.encode(agent.messages))
-            prompt_length = len(tokens.ids)
-            status = await self._play(agent, env, tokens, steps)
+            prompt = self._fitted(self._context.template.encode(agent.messages))
+            if prompt is None:
+                status, error = Status.ABORTED, f"the prompt is longer than {self._context.max_prompt_tokens} tokens"
+            else:
+                tokens.given(prompt)
+                prompt_length = len(prompt)
+                status = await self._play(agent, env, tokens, steps)
         except TimeoutError as failure:
             status, error = Status.ENV_TIMEOUT, str(failure) or "an environment call took too long"
         except (asyncio.CancelledError, HistoryRewritten):
@@ -120,6 +132,10 @@ class TrajectoryCollectEngine:
             timings={"episode_seconds": time.monotonic() - start},
             error=error,
         )
+
+    def _fitted(self, ids: list[int]) -> list[int] | None:
+        context = self._context
+        return fit_prompt(ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
 
     async def _play(self, agent: ConversationAgentBase, env: BaseTaskEnv, tokens: _Tokens, steps: list[Step]) -> Status:
         """Turns until the environment is done or a limit strikes."""

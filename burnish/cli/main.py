@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import config, fetch
+from burnish.cli import chat, config, eval, fetch, train
 from burnish.config.errors import BurnishError
 
-COMMANDS = {"fetch": fetch, "config": config}
+COMMANDS = {"fetch": fetch, "train": train, "eval": eval, "chat": chat, "config": config}
 """Each command's module, in the order of the help; `add_parser` adds the parser of that name."""
 
 

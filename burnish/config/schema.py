@@ -80,8 +80,6 @@ class DataSection(Section):
     """The column that holds the prompt: a string (one user message) or a list of messages."""
     system_prompt: str | None = None
     """Put before every prompt that has no system message of its own."""
-    overlong: Literal["drop", "error"] = "drop"
-    """A prompt longer than `rollout.max_prompt_tokens`: dropped and counted, or an error before training."""
     shuffle: bool = True
     """Draw training prompts in a random order that depends on `run.seed` and the epoch only."""
     epochs: Positive | None = None
@@ -192,6 +190,8 @@ class RolloutConfig(Section):
     """Which engine."""
     max_prompt_tokens: Positive = 512
     """Longest prompt, in tokens after the chat template."""
+    overlong_prompts: Literal["drop", "error", "left"] = "drop"
+    """A longer prompt: dropped and counted, an error before training, or its last tokens kept (a BOS stays in front)."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of training episodes."""
     evaluation: EvalSamplingConfig = EvalSamplingConfig()

@@ -1,0 +1,1 @@
+"""Prompts: where they come from, which are used, in what order. No jax."""

@@ -1,15 +1,35 @@
-"""Attention over packed rows, from segment metadata: chunked, no `[T, T]` array, no dense mask.
+"""Attention over packed rows, from segment metadata: in blocks, with its own gradient, no `[T, T]` array and no dense mask.
 
-Owns the visibility rule and the only attention of training and scoring; cached attention of the engine is the engine's.
+Owns the visibility rule and the only attention of training and scoring; cached attention of the engine is the engine's. Called by
+`transformer.forward`.
+
+The row is cut into blocks of queries and keys. A pair of blocks in which nothing is visible (above the diagonal, or no segment in common)
+is never computed: the pairs that are needed are listed first and a loop runs over that list alone. Each pair updates a running maximum and
+sum (online softmax; Milakov & Gimelshein, 2018, arXiv:1805.02867), and the backward pass computes the weights again from the logarithm of
+that sum (Dao et al., 2022, arXiv:2205.14135). Statistics and sums are float32; at `bf16` only the operands of products are rounded.
+
+Axes: B rows, T tokens, H/K query/key heads, G = H/K, h head_dim, N blocks of t tokens, m = G·t queries of one key head in a block.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
+
+from burnish.models.config import Precision
+
+KEPT = "kept"
+"""Name of the values that a backward pass wants kept, whatever else is computed again."""
+
+_BLOCK = 256
+_HIDDEN, _FLOOR = -1e30, -1e29
+"""Score of what isn't visible, and the least maximum: far above the former, so that exp(score - maximum) is 0 where nothing is visible."""
 
 
 class Visibility(NamedTuple):
@@ -22,41 +42,151 @@ class Visibility(NamedTuple):
     parents: Int[Array, "B T"]
 
 
-def visible(rule: Visibility, queries: Int[Array, " q"], keys: Int[Array, " k"]) -> Bool[Array, "B q k"]:
-    """The rule for two sets of columns."""
-    key_segments = rule.segments[:, keys][:, None, :]
-    own, parent = rule.segments[:, queries][:, :, None], rule.parents[:, queries][:, :, None]
-    causal = (keys[None, :] <= queries[:, None])[None]
-    return causal & (key_segments != 0) & ((key_segments == own) | (key_segments == parent))
-
-
 def attention(
     q: Float[Array, "B T H h"],
     k: Float[Array, "B T K h"],
     v: Float[Array, "B T K h"],
     rule: Visibility,
     *,
-    precision: Literal["f32", "bf16"] = "f32",
-    chunk: int = 128,
+    precision: Precision = "f32",
+    block: int | None = None,
 ) -> Float[Array, "B T H h"]:
-    """softmax(q·k / sqrt(h)) v over what each query may see, one chunk of queries at a time; rows that see nothing give 0."""
-    rows, length, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
+    """softmax(q·k / sqrt(h)) v over what each query may see; a query that sees nothing gives 0.
+
+    block: tokens in a block, for tests; None takes blocks of at most 256 tokens and of equal size, so that short rows are one block.
+    """
+    length, groups = q.shape[1], q.shape[2] // k.shape[2]
+    size = block or _block_size(length)
+    rule = Visibility(*(_cut_columns(x, size) for x in rule))
+    out = _attend(_cut(q * q.shape[-1] ** -0.5, size, groups), _cut(k, size), _cut(v, size), rule, precision)
+    return _join(out, groups)[:, :length]
+
+
+def _block_size(length: int) -> int:
+    blocks = -(-length // _BLOCK)
+    return -(-length // blocks)
+
+
+# -------------------------------------------------------------------------------------------------------------------------- layout
+
+
+def _cut(x: Float[Array, "B T X h"], size: int, groups: int = 1) -> Float[Array, "N B K m h"]:
+    """Blocks first, then heads; the queries of one key head stand in one matrix."""
+    rows, length, heads, head_dim = x.shape
+    x = jnp.pad(x, ((0, 0), (0, -length % size), (0, 0), (0, 0)))
+    x = x.reshape(rows, -1, size, heads // groups, groups, head_dim).transpose(1, 0, 3, 4, 2, 5)
+    return x.reshape(*x.shape[:3], groups * size, head_dim)
+
+
+def _join(x: Float[Array, "N B K m h"], groups: int) -> Float[Array, "B T H h"]:
+    blocks, rows, kv_heads, stacked, head_dim = x.shape
+    x = x.reshape(blocks, rows, kv_heads, groups, stacked // groups, head_dim).transpose(1, 0, 4, 2, 3, 5)
+    return x.reshape(rows, -1, kv_heads * groups, head_dim)
+
+
+def _cut_columns(x: Int[Array, "B T"], size: int) -> Int[Array, "N B t"]:
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)))
+    return x.reshape(x.shape[0], -1, size).swapaxes(0, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------------- which blocks
+
+
+def _visible(rule: Visibility, i: Int[Array, ""] | int, j: Int[Array, ""] | int) -> Bool[Array, "B t s"]:
+    """The rule for the queries of block i and the keys of block j."""
+    size = rule.segments.shape[-1]
+    own, parents, keys = rule.segments[i][:, :, None], rule.parents[i][:, :, None], rule.segments[j][:, None, :]
+    columns = jnp.arange(size)
+    causal = (j * size + columns[None, :] <= i * size + columns[:, None])[None]
+    return causal & (keys != 0) & ((keys == own) | (keys == parents))
+
+
+def _needed(rule: Visibility) -> Bool[Array, "N N"]:
+    """Pairs of blocks (queries, keys) in which some row may see something: below the diagonal, and the ranges of segments meet."""
+
+    def span(x: Int[Array, "N B t"]) -> tuple[Int[Array, "N B"], Int[Array, "N B"]]:
+        return jnp.where(x == 0, jnp.iinfo(x.dtype).max, x).min(axis=-1), x.max(axis=-1)
+
+    low, high = span(rule.segments)
+    low_parent, high_parent = span(rule.parents)
+
+    def meet(low_query: Int[Array, "N B"], high_query: Int[Array, "N B"]) -> Bool[Array, "N N"]:
+        return ((low[None] <= high_query[:, None]) & (low_query[:, None] <= high[None])).any(axis=-1)
+
+    blocks = jnp.arange(low.shape[0])
+    return (blocks[None, :] <= blocks[:, None]) & (meet(low, high) | meet(low_parent, high_parent))
+
+
+def _each_pair(rule: Visibility, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
+    """Apply `body(i, j, carry)` to every needed pair, all keys of one block of queries after another."""
+    blocks = rule.segments.shape[0]
+    if blocks == 1:
+        return body(0, 0, carry)
+    needed = _needed(rule)
+    queries, keys = jnp.nonzero(needed, size=blocks * (blocks + 1) // 2, fill_value=0)
+    return jax.lax.fori_loop(0, needed.sum(), lambda n, carry: body(queries[n], keys[n], carry), carry)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def _product(subscripts: str, a: Array, b: Array, precision: Precision) -> Array:
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
-    padded = -(-length // chunk) * chunk
-    q = jnp.pad(q, ((0, 0), (0, padded - length), (0, 0), (0, 0))) * head_dim**-0.5
-    q = q.reshape(rows, padded // chunk, chunk, kv_heads, heads // kv_heads, head_dim).swapaxes(0, 1)
-    keys = jnp.arange(length)
+    return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 
-    @jax.checkpoint
-    def one(inputs: tuple[Array, Array]) -> Array:
-        block, start = inputs
-        columns = jnp.minimum(start + jnp.arange(chunk), length - 1)
-        mask = visible(rule, columns, keys)[:, None, None]
-        scores = jnp.einsum("bqkgh,bskh->bkgqs", block.astype(dtype), k.astype(dtype), preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1)
-        weights = jnp.where(mask, weights, 0.0)
-        return jnp.einsum("bkgqs,bskh->bqkgh", weights.astype(dtype), v.astype(dtype), preferred_element_type=jnp.float32)
 
-    out = jax.lax.map(one, (q, jnp.arange(padded // chunk) * chunk))
-    return out.swapaxes(0, 1).reshape(rows, padded, heads, head_dim)[:, :length]
+def _scores(q: Float[Array, "N B K m h"], k: Float[Array, "N B K s h"], rule: Visibility, i: Any, j: Any, precision: Precision) -> Array:
+    """Scores [B, K, m, s] of a pair of blocks, `_HIDDEN` where the rule forbids."""
+    scores = _product("bkmh,bksh->bkms", q[i], k[j], precision)
+    rows, kv_heads, stacked, keys = scores.shape
+    mask = _visible(rule, i, j)[:, None, None]
+    grouped = scores.reshape(rows, kv_heads, stacked // mask.shape[-2], mask.shape[-2], keys)
+    return jnp.where(mask, grouped, _HIDDEN).reshape(scores.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(
+    q: Float[Array, "N B K m h"], k: Float[Array, "N B K s h"], v: Float[Array, "N B K s h"], rule: Visibility, precision: Precision
+) -> Float[Array, "N B K m h"]:
+    return _forward(q, k, v, rule, precision)[0]
+
+
+def _forward(q: Array, k: Array, v: Array, rule: Visibility, precision: Precision) -> tuple[Array, tuple[Any, ...]]:
+    def body(i: Any, j: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        mixed, peak, total = carry
+        scores = _scores(q, k, rule, i, j, precision)
+        new_peak = jnp.maximum(peak[i], scores.max(axis=-1))
+        weights = jnp.exp(scores - new_peak[..., None])
+        shrink = jnp.exp(peak[i] - new_peak)
+        added = _product("bkms,bksh->bkmh", weights, v[j], precision)
+        return (
+            mixed.at[i].set(mixed[i] * shrink[..., None] + added),
+            peak.at[i].set(new_peak),
+            total.at[i].set(total[i] * shrink + weights.sum(axis=-1)),
+        )
+
+    start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], _FLOOR), jnp.zeros(q.shape[:-1], jnp.float32)
+    mixed, peak, total = _each_pair(rule, body, start)
+    total = jnp.where(total == 0, 1.0, total)
+    out, q, k, v, log_total = checkpoint_name((mixed / total[..., None], q, k, v, peak + jnp.log(total)), KEPT)
+    return out, (q, k, v, rule, out, log_total)
+
+
+def _backward(precision: Precision, residuals: tuple[Any, ...], g: Float[Array, "N B K m h"]) -> tuple[Array, Array, Array, None]:
+    q, k, v, rule, out, log_total = residuals
+    along = jnp.sum(g * out, axis=-1)
+
+    def body(i: Any, j: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        dq, dk, dv = carry
+        weights = jnp.exp(_scores(q, k, rule, i, j, precision) - log_total[i][..., None])
+        dscores = weights * (_product("bkmh,bksh->bkms", g[i], v[j], precision) - along[i][..., None])
+        return (
+            dq.at[i].add(_product("bkms,bksh->bkmh", dscores, k[j], precision)),
+            dk.at[j].add(_product("bkms,bkmh->bksh", dscores, q[i], precision)),
+            dv.at[j].add(_product("bkms,bkmh->bksh", weights, g[i], precision)),
+        )
+
+    return *_each_pair(rule, body, (jnp.zeros_like(q), jnp.zeros_like(k), jnp.zeros_like(v))), None
+
+
+_attend.defvjp(_forward, _backward)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Precision = Literal["f32", "bf16"]
+"""Products in float32, or of bfloat16 operands with float32 results."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

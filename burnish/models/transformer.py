@@ -17,14 +17,14 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from burnish.models.attention import Visibility, attention
-from burnish.models.config import ModelConfig, RopeConfig
+from burnish.models.attention import KEPT, Visibility, attention
+from burnish.models.config import ModelConfig, Precision, RopeConfig
 
 Params = dict[str, Any]
-Precision = Literal["f32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +123,19 @@ def head_matrix(config: ModelConfig, params: Params) -> Float[Array, "V D"]:
 
 def dot(x: Float[Array, "*n i"], w: Float[Array, "i o"], precision: Precision) -> Float[Array, "*n o"]:
     """`x @ w` with a float32 result. At `bf16` both operands, and in the backward pass the cotangent, are rounded to bfloat16."""
-    return _dot_bf16(x, w) if precision == "bf16" else _contract(x, w, 0)
+    # Two dimensions: contracting over rows and tokens apart makes XLA transpose whole activations in the backward pass (20x slower on CPU).
+    flat = x.reshape(-1, x.shape[-1])
+    product = _dot_bf16(flat, w) if precision == "bf16" else _contract(flat, w.astype(jnp.float32), 1, 0)
+    return product.reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _contract(x: Array, w: Array, axis: int) -> Array:
-    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+def _contract(a: Float[Array, "_ _"], b: Float[Array, "_ _"], axis_a: int, axis_b: int) -> Float[Array, "_ _"]:
+    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
-def _dot_bf16(x: Array, w: Array) -> Array:
-    return _contract(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), 0)
+def _dot_bf16(x: Float[Array, "n i"], w: Float[Array, "i o"]) -> Float[Array, "n o"]:
+    return _contract(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), 1, 0)
 
 
 def _dot_bf16_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -142,10 +145,8 @@ def _dot_bf16_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
 def _dot_bf16_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     # Left to itself, autodiff multiplies a float32 cotangent by a bfloat16 weight, which leaves the fast units of most hardware idle.
     x, w = residuals
-    g16 = g.astype(jnp.bfloat16)
-    rows, cotangents = x.astype(jnp.bfloat16).reshape(-1, x.shape[-1]), g16.reshape(-1, g.shape[-1])
-    dw = jax.lax.dot_general(rows, cotangents, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-    return _contract(g16, w.astype(jnp.bfloat16), 1).astype(x.dtype), dw.astype(w.dtype)
+    x16, w16, g16 = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), g.astype(jnp.bfloat16)
+    return _contract(g16, w16, 1, 1).astype(x.dtype), _contract(x16, g16, 0, 0).astype(w.dtype)
 
 
 _dot_bf16.defvjp(_dot_bf16_forward, _dot_bf16_backward)
@@ -161,7 +162,7 @@ def _broadcast(vector: Array, ndim: int) -> Array:
     return vector.reshape((1,) * (ndim - 1) + (-1,)).astype(jnp.float32)
 
 
-def rope_angles(config: ModelConfig, positions: Int[Array, "*n"]) -> tuple[Float[Array, "*n h/2"], Float[Array, "*n h/2"]]:
+def rope_angles(config: ModelConfig, positions: Int[Array, "*n"]) -> tuple[Float[Array, "*n half"], Float[Array, "*n half"]]:
     """cos and sin of the rotary embedding at each position (Su et al., 2021, arXiv:2104.09864)."""
     frequencies, factor = rope_frequencies(config.rope, config.head_dim)
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32).reshape((1,) * positions.ndim + (-1,))
@@ -221,7 +222,7 @@ def _yarn_factor(rope: RopeConfig) -> float:
     return mscale(1.0)
 
 
-def rotate(x: Float[Array, "*n H h"], cos: Float[Array, "*n h/2"], sin: Float[Array, "*n h/2"]) -> Float[Array, "*n H h"]:
+def rotate(x: Float[Array, "*n H h"], cos: Float[Array, "*n half"], sin: Float[Array, "*n half"]) -> Float[Array, "*n H h"]:
     """Rotate the two halves of each head (the Hugging Face layout)."""
     first, second = jnp.split(x, 2, axis=-1)
     c, s = cos[..., None, :], sin[..., None, :]
@@ -241,7 +242,7 @@ def project(name: str, layer: Params, x: Float[Array, "*n i"], adapter: Adapter 
         y = y + _broadcast(layer[f"{name}_bias"], y.ndim)
     if adapter is not None and name in adapter.pairs:
         pair = adapter.pairs[name]
-        y = y + dot(dot(x, pair["a"], precision), pair["b"], precision) * adapter.scale
+        y = y + dot(checkpoint_name(dot(x, pair["a"], precision), KEPT) * adapter.scale, pair["b"], precision)
     return y
 
 
@@ -264,9 +265,10 @@ def block(
     if config.qk_norm:
         q, k = rms_norm(q, layer["q_norm"], config.norm_eps), rms_norm(k, layer["k_norm"], config.norm_eps)
     mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
-    x = x + linear("o", x=mixed.reshape(*x.shape[:-1], -1))
+    x = checkpoint_name(x + linear("o", x=mixed.reshape(*x.shape[:-1], -1)), KEPT)
     normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    x = x + linear("down", x=jax.nn.silu(linear("gate", x=normed)) * linear("up", x=normed))
+    gate, up = checkpoint_name(linear("gate", x=normed), KEPT), checkpoint_name(linear("up", x=normed), KEPT)
+    x = x + linear("down", x=jax.nn.silu(gate) * up)
     return x, kept
 
 
@@ -297,5 +299,7 @@ def forward(
         return block(config, layer, x, angles, attend, adapter=own, precision=precision)
 
     pairs = None if adapter is None else adapter.pairs
-    x, _ = jax.lax.scan(jax.checkpoint(body) if remat else body, embed(params, tokens), (params["layers"], pairs))
+    policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
+    body = jax.checkpoint(body, policy=policy, prevent_cse=False)
+    x, _ = jax.lax.scan(body, embed(params, tokens), (params["layers"], pairs))
     return rms_norm(x, params["final_norm"], config.norm_eps)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from burnish.observe import trace
 from burnish.observe.run_folder import RunFolder, write_atomically
 from burnish.types import Group, Trajectory
 
@@ -84,7 +85,7 @@ class Sinks:
 
 
 class JsonlSink:
-    """Writes `metrics.jsonl`, one line a step, and `eval.json`, every evaluation with its outcomes.
+    """Writes `metrics.jsonl`, one line a step, `eval.json`, every evaluation with its outcomes, and `trace.jsonl`, the spans so far.
 
     A resumed run appends: a line cut off by a crash is removed first, and so are lines of steps that will be run again.
     """
@@ -101,6 +102,7 @@ class JsonlSink:
     def step(self, report: StepReport) -> None:
         line = json.dumps({"step": report.step, **json_numbers(report.metrics)}) + "\n"
         os.write(self._file, line.encode())  # one write of a whole line: a reader never sees half of it
+        trace.write_jsonl(self._folder.trace_path)
 
     def evaluation(self, report: EvalReport) -> None:
         outcomes = [
@@ -116,6 +118,7 @@ class JsonlSink:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+            trace.write_jsonl(self._folder.trace_path)
 
 
 def json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:

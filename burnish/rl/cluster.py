@@ -136,6 +136,11 @@ class RLCluster:
         """Version of the weights that the engine samples from."""
         return self._version
 
+    @property
+    def rows_multiple(self) -> int:
+        """What the rows of a batch must be a multiple of, to be spread evenly."""
+        return 1 if self.mesh is None else self.mesh.shape.get("data", 1) * self.mesh.shape.get("fsdp", 1)
+
     def place(self, batch: TokenBatch) -> TokenBatch:
         """Put a host batch on the actor's devices, rows spread over `data` and `fsdp`."""
         return jax.device_put(batch, None if self.mesh is None else batch_sharding(self.mesh))

@@ -7,7 +7,8 @@ cluster's, episodes the orchestrator's. A *step* ends when the engine has a new 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import dataclasses
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
 from burnish.observe.metrics import MetricCollector
-from burnish.observe.sinks import EvalReport, Sink, Sinks, StepReport
+from burnish.observe.sinks import AFTER, BEFORE, EvalReport, Sink, Sinks, StepReport
 from burnish.observe.trace import span
 from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl.algorithms import Algorithm, from_config
@@ -85,19 +86,23 @@ class RLLearner:
         self._training = policy.training_config if isinstance(policy, RLCluster) else training or TrainingConfig()
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
-        self._algorithm = algorithm
-        self._plan = BatchPlan.from_config(self._training, algorithm)
+        self._plan = BatchPlan.from_config(
+            self._training, num_generations=algorithm.num_generations, num_iterations=algorithm.num_iterations
+        )
+        # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
+        needed = algorithm.scores_needed | ({"old"} if self._plan.updates_per_step > 1 else set())
+        self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
         self._rewards = RewardManager([fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns])
         self._make_agent = lambda: agent_class(**agent_kwargs)
         self._make_env = lambda prompt: env_class({**prompt.meta, "prompt": list(prompt.messages)}, **env_kwargs)
         count = token_counter(_codec(policy).template, self._make_agent) if env_class is TaskEnvironment else None
-        limit = self._rollout.max_prompt_tokens
+        limit, policy = self._rollout.max_prompt_tokens, self._rollout.overlong_prompts
         self._stream = training_stream(
-            train_ds, count_tokens=count, max_tokens=limit, seed=self._run.seed, batch_size=self._plan.batch_size
+            train_ds, count_tokens=count, max_tokens=limit, policy=policy, seed=self._run.seed, batch_size=self._plan.batch
         )
-        self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit)
-        if self._training.eval_every is not None and not self._held_out:
-            raise UserError(f"training.eval_every is {self._training.eval_every}, but there are no held-out prompts: give eval_ds (data.eval)")
+        self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=policy)
+        if (self._training.eval_every is not None or self._training.compare) and not self._held_out:
+            raise UserError("training.eval_every and training.compare need held-out prompts: give eval_ds (data.eval)")
         self.cluster = (
             policy
             if isinstance(policy, RLCluster)
@@ -105,10 +110,18 @@ class RLLearner:
         )
         self._sinks = Sinks(sinks)
         self._metrics = MetricCollector()
+        codec = self.cluster.model.codec
+        context = EpisodeContext(
+            engine=self.cluster.engine,
+            template=codec.template,
+            decode=codec.tokenizer.decode,
+            context=self.cluster.context,
+            max_prompt_tokens=limit,
+            overlong_prompts=policy,
+            bos_id=codec.tokenizer.bos_id,
+        )
         self._orchestrator = RolloutOrchestrator(
-            EpisodeContext(
-                self.cluster.engine, self.cluster.model.codec.template, self.cluster.model.codec.tokenizer.decode, self.cluster.context
-            ),
+            context,
             self._rewards,
             make_agent=self._make_agent,
             make_env=self._make_env,
@@ -143,18 +156,17 @@ class RLLearner:
         result = TrainResult()
         try:
             if training.compare:
-                self._compare("before", 0, result)
+                self._evaluate(BEFORE, 0, result)
             producer.start()
-            while (first := handoff.get()) is not None:
-                self._step(first, handoff, result)
+            while self._step(handoff, result):
                 step = result.steps
                 if training.eval_every is not None and step % training.eval_every == 0:
-                    self._evaluate(f"step {step}", step, self._evaluation_samplings(), result)
+                    self._evaluate(f"step {step}", step, result)
                 if on_step is not None:
                     on_step(step)
                 gate.publish(self.cluster.version)
             if training.compare:
-                self._compare("after", result.steps, result)
+                self._evaluate(AFTER, result.steps, result)
             return result
         finally:
             handoff.close()
@@ -163,46 +175,33 @@ class RLLearner:
             if producer.ident is not None:
                 producer.join()
 
-    def _step(self, first: Chunk, handoff: Handoff[Chunk], result: TrainResult) -> None:
-        """All updates of one step, then the engine's new weights and the step's report."""
-        start, step, plan = time.monotonic(), result.steps + 1, self._plan
-        groups: list[Group] = []
-        waited = 0.0
-        chunk: Chunk | None = first
-        for _ in range(plan.updates_per_step):
-            scored: dict[tuple[int, int, int], MicroBatch] = {}
-
-            def micro_batches(scored: dict[tuple[int, int, int], MicroBatch] = scored) -> Iterator[MicroBatch]:
-                nonlocal chunk, waited
-                for _ in range(plan.accumulation_steps):
-                    if chunk is None:
-                        before = time.monotonic()
-                        chunk = handoff.get()
-                        waited += time.monotonic() - before
-                    if chunk is None:
-                        raise RuntimeError("the producer ended in the middle of a step")
-                    if chunk.iteration == 0:
-                        self._receive(chunk, groups)
-                    micro = scored.get(chunk.key) or self._score(chunk)
-                    scored[chunk.key] = micro
-                    chunk = None
-                    yield micro
-
-            for _ in range(self._algorithm.num_iterations):
+    def _step(self, handoff: Handoff[Chunk], result: TrainResult) -> bool:
+        """All updates of one step, then the engine's new weights and the step's report. False where the data has ended instead."""
+        start, step, groups = time.monotonic(), result.steps + 1, []
+        for _ in range(self._plan.num_mini_batches):
+            micro_batches: list[MicroBatch] = []
+            for iteration in range(self._algorithm.num_iterations):
+                chunks = self._take(handoff)
+                if not chunks:
+                    return False
+                if iteration == 0:
+                    micro_batches = [self._score(chunk) for chunk in chunks]
+                    groups += [group for chunk in chunks for group in chunk.groups]
+                    self._metrics.sum("time/rollout_seconds", sum(chunk.rollout_seconds for chunk in chunks))
                 with self._timed("update"):
-                    metrics = self.cluster.update_actor(micro_batches(), count=plan.accumulation_steps, step=step)
-                self._metrics.merge(metrics)
+                    self._metrics.merge(self.cluster.update_actor(micro_batches, count=len(micro_batches), step=step))
+        record_rollout(self._metrics, groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated)
         with self._timed("sync"):
             self.cluster.sync_weights()
         result.steps = step
-        self._report(step, groups, time.monotonic() - start, waited, result)
+        self._report(step, groups, time.monotonic() - start, result)
+        return True
 
-    def _receive(self, chunk: Chunk, groups: list[Group]) -> None:
-        groups.extend(chunk.groups)
-        record_rollout(
-            self._metrics, chunk.groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated
-        )
-        self._metrics.sum("time/rollout_seconds", chunk.rollout_seconds)
+    def _take(self, handoff: Handoff[Chunk]) -> list[Chunk]:
+        """The micro-batches of one update; none at the end of the data, which is always the end of a step."""
+        with self._timed("wait"):
+            chunks = [handoff.get() for _ in range(self._plan.accumulation_steps)]
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _score(self, chunk: Chunk) -> MicroBatch:
         """The passes that the algorithm asks for, under the policy that the step began with."""
@@ -212,3 +211,122 @@ class RLLearner:
             old = self.cluster.get_actor_per_token_logps(batch) if "old" in needed else None
             reference = self.cluster.get_ref_per_token_logps(batch) if "reference" in needed else None
         return MicroBatch(batch, old, reference)
+
+    def _report(self, step: int, groups: Sequence[Group], seconds: float, result: TrainResult) -> None:
+        sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
+        self._metrics.last("perf/step_seconds", seconds)
+        self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        metrics = self._metrics.take()
+        metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
+        metrics["perf/train_tokens_per_second"] = sampled * self._algorithm.num_iterations / max(metrics["time/update_seconds"], 1e-9)
+        result.history.append(metrics)
+        self._sinks.step(StepReport(step, self._training.max_steps, metrics, groups))
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.monotonic()
+        with span(phase):
+            yield
+        self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
+
+    # -------------------------------------------------------------------------------------------------------------- evaluation
+
+    def evaluate(self) -> dict[str, Evaluation]:
+        """Sample the held-out prompts, all of them, as `rollout.evaluation` says; by label. Trains on nothing, changes nothing."""
+        self._refuse_closed()
+        if not self._held_out:
+            raise UserError("there are no held-out prompts to evaluate: give eval_ds (data.eval)")
+        return asyncio.run(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
+
+    def _evaluation_samplings(self) -> dict[str, SamplingParams]:
+        return {way: self._params(sampling) for way, sampling in evaluation_samplings(self._rollout, compare=self._training.compare).items()}
+
+    def _evaluate(self, label: str, step: int, result: TrainResult) -> None:
+        with self._timed("evaluate"):
+            found = self.evaluate()
+        result.evaluations[step] = found
+        metrics = {name: value for evaluation in found.values() for name, value in evaluation.metrics().items()}
+        trajectories = [t for evaluation in found.values() for t in evaluation.trajectories]
+        self._sinks.evaluation(EvalReport(step, label, metrics, trajectories))
+
+    def _params(self, sampling: SamplingConfig) -> SamplingParams:
+        return SamplingParams(**sampling.model_dump(), stop_ids=self.cluster.model.codec.template.stop_ids)
+
+    # ------------------------------------------------------------------------------------------------------------------ the end
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("this learner is closed (train() closes it at its end); make a new one")
+
+    def close(self) -> None:
+        """Stop the engine and the sinks. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self.cluster.close()
+            self._sinks.close()
+
+    def __enter__(self) -> RLLearner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+class GRPOLearner(RLLearner):
+    """Group relative policy optimisation (Shao et al., 2024, arXiv:2402.03300): `RLLearner` with the record that `GRPOConfig` describes."""
+
+    def __init__(
+        self,
+        policy: RLCluster | Model | str | Path,
+        config: GRPOConfig = GRPOConfig(),
+        *,
+        reward_fns: Sequence[Callable[..., Any] | RewardSpec] = (),
+        train_ds: PromptStream | Iterable[Any],
+        eval_ds: Sequence[Prompt] | Iterable[Any] | None = None,
+        agent_class: Callable[..., ConversationAgentBase] = ModelAgent,
+        agent_kwargs: Mapping[str, Any] = {},
+        env_class: Callable[..., BaseTaskEnv] = TaskEnvironment,
+        env_kwargs: Mapping[str, Any] = {},
+        training: TrainingConfig | None = None,
+        rollout: RolloutConfig | None = None,
+        run: RunSection | None = None,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        super().__init__(
+            policy,
+            from_config(config),
+            reward_fns=reward_fns,
+            train_ds=train_ds,
+            eval_ds=eval_ds,
+            agent_class=agent_class,
+            agent_kwargs=agent_kwargs,
+            env_class=env_class,
+            env_kwargs=env_kwargs,
+            training=training,
+            rollout=rollout,
+            run=run,
+            sinks=sinks,
+        )
+
+
+def evaluation_samplings(rollout: RolloutConfig, *, compare: bool) -> dict[str, SamplingConfig]:
+    """How held-out prompts are sampled, by label: as `rollout.evaluation` says, and with `compare` at the training temperature too."""
+    evaluation, training = rollout.evaluation, rollout.sampling
+    changes = {"temperature": evaluation.temperature, "max_tokens": evaluation.max_tokens or training.max_tokens}
+    ways = {_label(evaluation.temperature): training.model_copy(update=changes)}
+    if compare:
+        ways[_label(training.temperature)] = training.model_copy(update={"max_tokens": changes["max_tokens"]})
+    return ways
+
+
+def _label(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
+
+
+def _codec(policy: RLCluster | Model | str | Path) -> Codec:
+    if isinstance(policy, RLCluster):
+        return policy.model.codec
+    return policy.codec if isinstance(policy, Model) else Codec.load(locate(str(policy)))
+
+
+__all__ = ["GRPOLearner", "RLLearner", "TrainResult", "evaluation_samplings"]

@@ -19,7 +19,7 @@ from burnish.data.stream import PromptStream
 from burnish.observe.trace import span
 from burnish.rl.advantages import credit
 from burnish.rl.algorithms import Algorithm
-from burnish.rl.batch import TokenBatch, build_batch
+from burnish.rl.batch import Credit, TokenBatch, build_batch, fit_shape
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.handoff import Closed, Handoff, VersionGate
 from burnish.types import Group, SamplingParams, Status
@@ -44,7 +44,7 @@ class Chunk:
 
 
 class Producer(threading.Thread):
-    """Fills `handoff` with the chunks of steps `first_step` … `max_steps` - 1, then ends it, whatever happened."""
+    """Fills `handoff` with the chunks of `steps`, then ends it, whatever happened."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Producer(threading.Thread):
     async def _produce(self) -> None:
         for step in self._steps:
             self._gate.wait_for_step(step)
-            prompts = list(itertools.islice(self._stream, self._plan.batch_size))
-            if len(prompts) < self._plan.batch_size:
+            prompts = list(itertools.islice(self._stream, self._plan.batch))
+            if len(prompts) < self._plan.batch:
                 return  # the data has ended; what doesn't fill a batch is left
             params = (self._params,) * self._algorithm.num_generations
             draws = [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts)]
@@ -89,14 +89,14 @@ class Producer(threading.Thread):
         groups: list[Group] = []
         mini = 0
         clock = time.monotonic()
-        for start in range(0, len(draws), self._plan.rollout_micro_batch_size):
+        for start in range(0, len(draws), self._plan.rollout):
             with span("rollout", step=step, draw=start):
-                async for group in self._orchestrator.groups(draws[start : start + self._plan.rollout_micro_batch_size]):
+                async for group in self._orchestrator.groups(draws[start : start + self._plan.rollout]):
                     groups.append(group)
-            while len(groups) >= (mini + 1) * self._plan.mini_batch_size:
+            while len(groups) >= (mini + 1) * self._plan.mini_batch:
                 if mini == 0 and step == self._steps.start:
                     _require_some_success(groups)
-                size = self._plan.mini_batch_size
+                size = self._plan.mini_batch
                 seconds, clock = time.monotonic() - clock, time.monotonic()
                 for chunk in self._chunks(step, mini, groups[mini * size : (mini + 1) * size], seconds):
                     self._handoff.put(chunk)
@@ -105,7 +105,7 @@ class Producer(threading.Thread):
     def _chunks(self, step: int, mini: int, groups: Sequence[Group], seconds: float) -> Iterator[Chunk]:
         """The micro-batches of a mini-batch, each once per iteration."""
         advantages = credit(groups, self._algorithm.advantage, train_truncated=self._algorithm.train_truncated)
-        size = self._plan.train_micro_batch_size
+        size = self._plan.train_micro
         parts = [groups[i : i + size] for i in range(0, len(groups), size)]
         batches = [self._batch(part, advantages) for part in parts]
         for iteration in range(self._algorithm.num_iterations):
@@ -113,9 +113,10 @@ class Producer(threading.Thread):
                 first = iteration == 0
                 yield Chunk((step, mini, micro), iteration, batch, part if first else (), seconds if first and micro == 0 else 0.0)
 
-    def _batch(self, groups: Sequence[Group], advantages: object) -> TokenBatch:
+    def _batch(self, groups: Sequence[Group], advantages: Credit) -> TokenBatch:
         with span("batch", groups=len(groups)):
-            return build_batch(groups, advantages, temperature=self._params.temperature, rows_multiple=self._rows_multiple)
+            shape = fit_shape(groups, advantages, rows_multiple=self._rows_multiple)
+            return build_batch(groups, advantages, temperature=self._params.temperature, shape=shape)
 
 
 def _require_some_success(groups: Sequence[Group]) -> None:

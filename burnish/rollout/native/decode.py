@@ -72,7 +72,7 @@ def prefill(
     return tuple(filled), sample(logits, slots.rules, uniforms(slots.keys, slots.indices), max_kept=max_kept)
 
 
-@partial(jax.jit, static_argnames=("config", "num_tokens", "span", "max_kept", "precision"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("config", "num_tokens", "max_kept", "precision"), donate_argnames="cache")
 def decode(
     weights: Weights,
     cache: Cache,
@@ -80,7 +80,6 @@ def decode(
     *,
     config: ModelConfig,
     num_tokens: int,
-    span: int,
     max_kept: int,
     precision: Precision,
 ) -> tuple[Cache, Sampled]:
@@ -96,7 +95,7 @@ def decode(
 
     def step(carry: tuple[Array, Cache, Slots, Sampled]) -> tuple[Array, Cache, Slots, Sampled]:
         index, cache, slots, out = carry
-        cache, hidden = _advance(config, weights, cache, slots, span, precision)
+        cache, hidden = _advance(config, weights, cache, slots, precision)
         logits = _logits(config, weights, hidden)
         new = sample(logits, slots.rules, uniforms(slots.keys, slots.indices), max_kept=max_kept)
         ids = jnp.where(slots.active, new.ids, -1)
@@ -107,9 +106,7 @@ def decode(
     return cache, out
 
 
-def _advance(
-    config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, span: int, precision: Precision
-) -> tuple[Cache, Float[Array, "S D"]]:
+def _advance(config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, precision: Precision) -> tuple[Cache, Float[Array, "S D"]]:
     """Put each slot's last token through the layers; its keys and values enter the cache."""
     angles = rope_angles(config, slots.positions)
     x = jnp.take(weights.embed, slots.tokens, axis=0).astype(jnp.float32)
@@ -118,7 +115,7 @@ def _advance(
 
         def mix(q: Array, k: Array, v: Array, held: LayerCache = held) -> tuple[Array, LayerCache]:
             held = append(held, k, v, slots.positions)
-            return attend(q, held, slots.positions, span=span), held
+            return attend(q, held, slots.positions), held
 
         x, kept = block(config, layer, x, angles, mix, precision=precision)
         grown.append(kept)

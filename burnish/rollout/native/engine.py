@@ -18,17 +18,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from burnish import faults
 from burnish.models.config import ModelConfig
 from burnish.models.transformer import Adapter, Params, Precision
+from burnish.observe.trace import span
+from burnish.rollout.draft import DecodeText
 from burnish.rollout.engine import EngineClosed, EngineStats
 from burnish.rollout.native.cache import allocate
 from burnish.rollout.native.decode import Slots, decode, prefill
+from burnish.rollout.native.host_state import prompt_rows, slot_state
 from burnish.rollout.native.layout import Layout
-from burnish.rollout.native.sample import Rules, Sampled
-from burnish.rollout.native.scheduler import Decode, Job, Prefill, Scheduler, bucket
+from burnish.rollout.native.scheduler import Job, Prefill, Scheduler
 from burnish.types import Completion, Request, StopReason
 
-_GATHER_S = 0.005  # an idle engine waits this long after each arrival for the rest of a batch: prefill costs the same for one row as for all
+_GATHER_S = 0.005  # an idle engine waits this long after each arrival for the rest of a batch: prefill of one row costs as much as of all
 
 
 class _Update:
@@ -46,7 +49,7 @@ class NativeEngine:
     params, adapter: the first weights. They are copied, but for the base matrices under an adapter (see `layout.Layout`).
     decode_text: ids → text, for stop strings; called on the worker thread. context: the most tokens of prompt and completion together.
     slots: sequences that decode together. prefill_rows: prompts in one prefill. decode_chunk: tokens between two looks at the queue.
-    max_kept: the largest kept set of a truncated distribution. mesh: the weights and the cache are replicated on it; None: the first device.
+    max_kept: the largest kept set of a truncated distribution. mesh: weights and cache are replicated on it; None: the first device.
 
     Between `begin_update` and its commit or abort new requests wait; running ones finish on the weights they began with.
     """
@@ -57,7 +60,7 @@ class NativeEngine:
         params: Params,
         *,
         adapter: Adapter | None = None,
-        decode_text: Decode,
+        decode_text: DecodeText,
         context: int,
         slots: int = 64,
         prefill_rows: int = 8,
@@ -76,7 +79,7 @@ class NativeEngine:
         self._scheduler = Scheduler(slots=slots, prefill_rows=prefill_rows, context=context)
         self._config, self._mesh, self._version, self._decode_text = config, mesh, version, decode_text
         self._context, self._prefill_rows, self._decode_chunk, self._max_kept = context, prefill_rows, decode_chunk, max_kept
-        self._stop_width = 8
+        self._stop_width = 0
         self._num_tokens = 0
         self._update: _Update | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -107,7 +110,7 @@ class NativeEngine:
 
         def action() -> None:
             for job in self._scheduler.find(request):
-                job.stop = StopReason.CANCELLED
+                job.draft.stop = StopReason.CANCELLED
                 self._finish(job)
 
         await self._ask(action)
@@ -126,8 +129,9 @@ class NativeEngine:
         def action() -> None:
             update = self._opened("push")
             try:
+                faults.point("engine.push", leaf=name, version=update.version)
                 self._layout.check(name, array)
-            except ValueError:
+            except Exception:
                 self._abort()
                 raise
             update.leaves[name] = array
@@ -208,6 +212,7 @@ class NativeEngine:
     def _step(self) -> None:
         """Listen, let go of whom nobody waits for, change weights when drained, admit, decode a chunk."""
         self._listen()
+        faults.point("engine.step", version=self._version)
         for job in self._scheduler.forsaken():
             self._scheduler.release(job)
         self._apply_update()
@@ -219,7 +224,10 @@ class NativeEngine:
 
     def _listen(self) -> None:
         """Run what callers posted; with nothing else to do, wait for them."""
-        busy = self._scheduler.running or (self._scheduler.waiting and self._update is None)
+        if self._update is None:
+            busy = bool(self._scheduler.running or self._scheduler.waiting)
+        else:  # nobody is admitted
+            busy = bool(self._scheduler.running) or self._update.commit is not None
         try:
             if not busy:
                 self._inbox.get()()
@@ -234,6 +242,7 @@ class NativeEngine:
             return
         self._update = None
         try:
+            faults.point("engine.commit", version=update.version)
             self._layout = jax.block_until_ready(self._layout.updated(update.leaves))
         except Exception as error:
             _settle(update.commit, error)
@@ -252,78 +261,46 @@ class NativeEngine:
         self._update = None
 
     def _prefill(self, plan: Prefill) -> None:
-        prompts = np.zeros((self._prefill_rows, plan.length), np.int32)
-        lengths = np.zeros(self._prefill_rows, np.int32)
-        source = np.full(len(self._scheduler.slots), -1, np.int32)
-        for row, (prompt, targets) in enumerate(zip(plan.prompts, plan.targets, strict=True)):
-            prompts[row, : len(prompt)], lengths[row] = prompt, len(prompt)
-            source[targets] = row
-        seated = [(slot, self._scheduler.slots[slot]) for targets in plan.targets for slot in targets]
-        jobs = [(slot, job) for slot, job in seated if job is not None]
-        self._cache, sampled = prefill(
-            self._layout.weights, self._cache, prompts, lengths, source, self._slots(), **self._options([job for _, job in jobs])
-        )
-        self._collect(jobs, jax.tree.map(lambda x: np.asarray(x)[None], sampled))
+        jobs = [(slot, self._scheduler.seated(slot)) for targets in plan.targets for slot in targets]
+        rows = prompt_rows(plan, num_rows=self._prefill_rows, num_slots=len(self._scheduler.slots))
+        with span("engine.prefill", length=plan.length, prompts=len(plan.prompts), requests=len(jobs), version=self._version):
+            self._cache, sampled = prefill(self._layout.weights, self._cache, *rows, self._slots(), **self._options(jobs))
+            ids, logps, kept_ids = map(np.asarray, sampled)
+        self._collect(jobs, ids[None], logps[None], kept_ids[None])
 
     def _decode(self) -> None:
         jobs = self._scheduler.running
-        furthest = max(len(job.request.prompt_ids) + min(len(job.ids) + self._decode_chunk, job.budget) for _, job in jobs)
-        self._cache, sampled = decode(
-            self._layout.weights,
-            self._cache,
-            self._slots(),
-            num_tokens=self._decode_chunk,
-            span=bucket(furthest, self._context),
-            **self._options([job for _, job in jobs]),
-        )
-        self._collect(jobs, jax.tree.map(np.asarray, sampled))
+        with span("engine.decode", running=len(jobs), waiting=len(self._scheduler.waiting), version=self._version):
+            self._cache, sampled = decode(
+                self._layout.weights, self._cache, self._slots(), num_tokens=self._decode_chunk, **self._options(jobs)
+            )
+            ids, logps, kept_ids = map(np.asarray, sampled)
+        self._collect(jobs, ids, logps, kept_ids)
 
-    def _options(self, jobs: list[Job]) -> dict[str, Any]:
+    def _slots(self) -> Slots:
+        """The device's view of every slot. The room for stop ids only grows, so that few programs compile."""
+        state = slot_state(self._scheduler.slots, min_stop_ids=self._stop_width)
+        self._stop_width = state.stop_ids.shape[1]
+        return state
+
+    def _options(self, jobs: list[tuple[int, Job]]) -> dict[str, Any]:
         """What both programs are compiled for; the one for truncated distributions only where some job needs it."""
-        truncates = any(job.request.params.truncates for job in jobs)
+        truncates = any(job.draft.request.params.truncates for _, job in jobs)
         return {"config": self._config, "max_kept": self._max_kept if truncates else 0, "precision": self._layout.precision}
 
-    def _collect(self, jobs: list[tuple[int, Job]], sampled: Sampled) -> None:
-        """Hand each job its column of [N, S] results."""
-        counts = (sampled.ids >= 0).sum(0)
+    def _collect(self, jobs: list[tuple[int, Job]], ids: np.ndarray, logps: np.ndarray, kept_ids: np.ndarray) -> None:
+        """Hand each job its column of [N, S] results; ids are -1 where nothing was sampled."""
+        counts = (ids >= 0).sum(0)
         for slot, job in jobs:
             new = slice(0, int(counts[slot]))
             self._num_tokens += new.stop
-            job.extend(
-                sampled.ids[new, slot],
-                sampled.logps[new, slot],
-                sampled.kept_ids[new, slot],
-                version=self._version,
-                decode_text=self._decode_text,
-            )
-            if job.stop is not None:
+            job.draft.extend(ids[new, slot], logps[new, slot], kept_ids[new, slot], version=self._version, decode_text=self._decode_text)
+            if job.draft.stop is not None:
                 self._finish(job)
 
     def _finish(self, job: Job) -> None:
         self._scheduler.release(job)
-        _settle(job.future, job.completion())
-
-    def _slots(self) -> Slots:
-        """The state of every slot, from its job."""
-        jobs = self._scheduler.slots
-        self._stop_width = max([self._stop_width, *(-(-len(job.request.params.stop_ids) // 8) * 8 for job in jobs if job is not None)])
-        size = len(jobs)
-        ints = {name: np.zeros(size, np.int32) for name in ("tokens", "positions", "remaining", "indices")}
-        active, keys = np.zeros(size, bool), np.zeros((size, 2), np.uint32)
-        stop_ids = np.full((size, self._stop_width), -1, np.int32)
-        rules = Rules(np.ones(size, np.float32), np.zeros(size, np.int32), np.ones(size, np.float32), np.zeros(size, np.float32))
-        for slot, job in enumerate(jobs):
-            if job is None:
-                continue
-            params, count = job.request.params, len(job.ids)
-            ints["tokens"][slot] = job.ids[-1] if count else 0
-            ints["positions"][slot] = len(job.request.prompt_ids) + count - 1
-            ints["remaining"][slot], ints["indices"][slot] = job.budget - count, count
-            active[slot], keys[slot] = True, job.key
-            stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
-            for column, value in zip(rules, (params.temperature, params.top_k, params.top_p, params.min_p), strict=True):
-                column[slot] = value
-        return Slots(**ints, active=active, keys=keys, stop_ids=stop_ids, rules=rules)
+        _settle(job.future, job.draft.completion())
 
 
 def _settle(future: Future[Any], outcome: Any) -> None:

@@ -1,6 +1,6 @@
 """The engine's own copy of the weights, in the layout that decoding is fastest with.
 
-Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices stored in the dtype they are multiplied in.
+Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices in the dtype they are multiplied in.
 Updates make a new `Layout` beside the old one, so whoever holds either has it whole. When updates happen is `engine.py`'s business.
 
 Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head", "layers.q", "adapter.q.a", "adapter.q.b".
@@ -97,7 +97,7 @@ class Layout:
         }
         for name, base in merged.items():
             a, b = stacked[f"adapter.{name}.a"], stacked[f"adapter.{name}.b"]
-            changed[name] = _merge(base, a, b, self.scale, dtype)
+            changed[name] = _merge(base, a, b, scale=self.scale, dtype=dtype)
         layers = tuple(layer | {name: parts[i] for name, parts in changed.items()} for i, layer in enumerate(old.layers))
         return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
 
@@ -112,7 +112,9 @@ def _unstack(stacked: Float[Array, "L ..."], dtype: jnp.dtype) -> tuple[Array, .
     return tuple(stacked.astype(dtype))
 
 
-@partial(jax.jit, static_argnames="dtype")
-def _merge(base: Float[Array, "L i o"], a: Float[Array, "L i r"], b: Float[Array, "L r o"], scale: float, dtype: jnp.dtype) -> tuple[Array, ...]:
+@partial(jax.jit, static_argnames=("scale", "dtype"))
+def _merge(
+    base: Float[Array, "L i o"], a: Float[Array, "L i r"], b: Float[Array, "L r o"], *, scale: float, dtype: jnp.dtype
+) -> tuple[Array, ...]:
     update = jnp.einsum("lir,lro->lio", a, b, preferred_element_type=jnp.float32)
     return tuple((base.astype(jnp.float32) + scale * update).astype(dtype))

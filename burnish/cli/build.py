@@ -1,0 +1,153 @@
+"""From a configuration to a learner, one named step at a time: text, data, rewards, model, cluster, learner.
+
+Owns the order (what is cheap and often wrong comes first, so a mistake costs seconds and no weights) and the names in which steps are
+reported. `train` and `eval` call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from burnish import rewards
+from burnish.agentic import agents, environments
+from burnish.config.errors import BurnishError, UserError
+from burnish.config.loader import Resolved
+from burnish.config.resolve import check_options, resolve
+from burnish.config.schema import Config, RewardConfig, SourceConfig
+from burnish.data.source import Source, from_file, from_recipe
+from burnish.data.stream import PromptStream
+from burnish.models.locate import locate
+from burnish.models.model import Model
+from burnish.observe.sinks import Sink
+from burnish.rewards.manager import RewardSpec
+from burnish.rl import algorithms
+from burnish.rl.cluster import RLCluster, build_mesh
+from burnish.rl.learner import RLLearner
+from burnish.rl.prompts import held_out_prompts, token_counter, training_stream
+from burnish.text.codec import Codec
+
+Report = Callable[[str], None]
+
+
+def build_learner(
+    resolved: Resolved[Config], *, sinks: Callable[[], Sequence[Sink]], report: Report, load_model: Callable[..., Model] = Model.load
+) -> RLLearner:
+    """Build everything that `resolved` describes. `sinks` is called once all that can be wrong before loading weights was checked.
+
+    load_model: called as `Model.load` is. Raises what a step raises, a user's mistake with the step's name in front.
+    """
+    config, base = resolved.config, resolved.base
+    with _step("text", report) as say:
+        folder = locate(_required(config.model.path, "model.path", "a Hugging Face folder or a name from `burnish fetch`"))
+        codec = Codec.load(folder, template_kwargs=config.data.chat_template_kwargs)
+        say(f"{folder}")
+    with _step("data", report) as say:
+        agent_class = resolve(config.agent.agent, kind="agent", module=agents, base=base)
+        check_options(agent_class, config.agent.options, what=f"agent `{config.agent.agent}`")
+        env_class = resolve(config.environment.env, kind="environment", module=environments, base=base)
+        check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
+        make_agent = functools.partial(agent_class, **config.agent.options)
+        count = token_counter(codec.template, make_agent) if env_class is environments.TaskEnvironment else None
+        limit = {"count_tokens": count, "max_tokens": config.rollout.max_prompt_tokens, "policy": config.rollout.overlong_prompts}
+        stream = training_stream(
+            _sources(config, config.data.train, base),
+            **limit,
+            seed=config.run.seed,
+            batch_size=config.training.batch_size,
+            weights=[source.weight for source in config.data.train],
+            shuffle=config.data.shuffle,
+            epochs=config.data.epochs,
+        )
+        held_out = held_out_prompts(_sources(config, config.data.eval, base), **limit) if config.data.eval else None
+        say(f"{_count(stream)} prompts to train on, {len(held_out or ())} held out")
+    with _step("rewards", report) as say:
+        specs = [_reward(reward, base) for reward in config.rewards]
+        if not specs and env_class is environments.TaskEnvironment:
+            raise UserError("`rewards` is empty: name at least one reward function, e.g. `rewards: [{fn: numeric}]`")
+        say(", ".join(spec.name for spec in specs) or "given by the environment")
+    with _step("algorithm", report) as say:
+        algorithm = algorithms.from_config(config.algorithm)
+        say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
+    outputs = sinks()
+    with _step("model", report) as say:
+        mesh = build_mesh(config.cluster.actor)
+        model = load_model(folder, template_kwargs=config.data.chat_template_kwargs, mesh=mesh)
+        say(f"{model.config.family}, {model.config.num_layers} layers, width {model.config.width}")
+    with _step("cluster", report) as say:
+        cluster = RLCluster(
+            model,
+            lora=config.model.lora,
+            precision=config.model.precision,
+            cluster=config.cluster,
+            rollout=config.rollout,
+            training=config.training,
+            seed=config.run.seed,
+        )
+        trained = "every weight" if config.model.lora is None else f"an adapter of rank {config.model.lora.rank}"
+        say(f"products in {cluster.precision}, {trained} is trained, {config.rollout.slots} slots of {cluster.context} tokens")
+    try:
+        return RLLearner(
+            cluster,
+            algorithm,
+            reward_fns=specs,
+            train_ds=stream,
+            eval_ds=held_out,
+            agent_class=agent_class,
+            agent_kwargs=config.agent.options,
+            env_class=env_class,
+            env_kwargs=config.environment.options,
+            run=config.run,
+            sinks=outputs,
+        )
+    except BaseException:
+        cluster.close()
+        raise
+
+
+@contextlib.contextmanager
+def _step(name: str, report: Report) -> Iterator[Report]:
+    """Report a finished step with what was found and the seconds it took; put its name before a user's mistake."""
+    start, found = time.monotonic(), []
+    try:
+        yield found.append
+    except BurnishError as error:
+        raise type(error)(f"{name}: {error}") from error
+    report(f"{name:<10} {' '.join(found)} ({time.monotonic() - start:.1f} s)")
+
+
+def _sources(config: Config, sources: Sequence[SourceConfig], base: Path) -> list[Source]:
+    if not sources:
+        raise UserError("`data.train` names no source: give a file (`path`) or a recipe (`recipe`)")
+    return [_source(config, source, base) for source in sources]
+
+
+def _source(config: Config, source: SourceConfig, base: Path) -> Source:
+    shape = {"prompt_key": config.data.prompt_key, "system_prompt": config.data.system_prompt}
+    if source.path is not None:
+        path = Path(source.path)
+        return from_file(path if path.is_file() or path.is_absolute() else base / path, name=source.path, **shape)
+    recipe = source.recipe or ""
+    create = resolve(recipe, kind="recipe", base=base, attribute="create_dataset")
+    check_options(create, source.options, what=f"recipe `{recipe}`", complete=True)
+    return from_recipe(create, source.options, name=recipe, **shape)
+
+
+def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
+    fn = resolve(reward.fn, kind="reward", module=rewards, base=base)
+    check_options(fn, reward.options, what=f"reward `{reward.fn}`", reserved=("prompts", "completions", "conversations", "trajectories"))
+    bound = functools.partial(fn, **reward.options) if reward.options else fn
+    return RewardSpec(name=reward.fn.rpartition(":")[2], fn=bound, weight=reward.weight, timeout_s=reward.timeout_s)
+
+
+def _count(stream: PromptStream) -> str:
+    return "endless" if stream.num_rows is None else str(stream.num_rows)
+
+
+def _required(value: str, key: str, what: str) -> str:
+    if not value:
+        raise UserError(f"`{key}` isn't set: give {what}")
+    return value

@@ -86,9 +86,7 @@ class RLLearner:
         self._training = policy.training_config if isinstance(policy, RLCluster) else training or TrainingConfig()
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
-        self._plan = BatchPlan.from_config(
-            self._training, num_generations=algorithm.num_generations, num_iterations=algorithm.num_iterations
-        )
+        self._plan = BatchPlan.from_config(self._training, algorithm)
         # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
         needed = algorithm.scores_needed | ({"old"} if self._plan.updates_per_step > 1 else set())
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
@@ -96,11 +94,11 @@ class RLLearner:
         self._make_agent = lambda: agent_class(**agent_kwargs)
         self._make_env = lambda prompt: env_class({**prompt.meta, "prompt": list(prompt.messages)}, **env_kwargs)
         count = token_counter(_codec(policy).template, self._make_agent) if env_class is TaskEnvironment else None
-        limit, policy = self._rollout.max_prompt_tokens, self._rollout.overlong_prompts
+        limit, overlong = self._rollout.max_prompt_tokens, self._rollout.overlong_prompts
         self._stream = training_stream(
-            train_ds, count_tokens=count, max_tokens=limit, policy=policy, seed=self._run.seed, batch_size=self._plan.batch
+            train_ds, count_tokens=count, max_tokens=limit, policy=overlong, seed=self._run.seed, batch_size=self._plan.batch
         )
-        self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=policy)
+        self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=overlong)
         if (self._training.eval_every is not None or self._training.compare) and not self._held_out:
             raise UserError("training.eval_every and training.compare need held-out prompts: give eval_ds (data.eval)")
         self.cluster = (
@@ -117,7 +115,7 @@ class RLLearner:
             decode=codec.tokenizer.decode,
             context=self.cluster.context,
             max_prompt_tokens=limit,
-            overlong_prompts=policy,
+            overlong_prompts=overlong,
             bos_id=codec.tokenizer.bos_id,
         )
         self._orchestrator = RolloutOrchestrator(

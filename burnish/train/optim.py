@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
 from burnish.config.schema import OptimizerConfig
+from burnish.models.transformer import Params
 
-Schedule = Callable[[Any], Any]
+Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
 
 
 class Optimizer(NamedTuple):
@@ -29,7 +31,14 @@ def make_optimizer(config: OptimizerConfig, *, total_updates: int) -> Optimizer:
     """total_updates: how many updates the run makes, where the config doesn't say."""
     schedule = make_schedule(config, total_updates=config.total_updates or total_updates)
     clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
-    return Optimizer(optax.chain(clip, _rule(config, schedule)), schedule)
+    transform = optax.chain(clip, _rule(config, schedule))
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        # optax raises floats to integer counts, which strict promotion (on in the tests) refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            return transform.update(gradients, state, params)
+
+    return Optimizer(optax.GradientTransformation(transform.init, update), schedule)
 
 
 def make_schedule(config: OptimizerConfig, *, total_updates: int) -> Schedule:
@@ -44,48 +53,42 @@ def make_schedule(config: OptimizerConfig, *, total_updates: int) -> Schedule:
         after = optax.linear_schedule(peak, peak * config.min_ratio, falling)
     else:
         after = optax.cosine_decay_schedule(peak, falling, alpha=config.min_ratio)
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
+    schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
+    return lambda count: jnp.asarray(schedule(jnp.asarray(count, jnp.float32)), jnp.float32)
 
 
 def _rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
-    decay = config.weight_decay
+    rate = optax.chain(optax.add_decayed_weights(config.weight_decay, decays), optax.scale_by_learning_rate(schedule))
     match config.name:
         case "adamw":
-            return optax.adamw(schedule, config.b1, config.b2, config.eps, weight_decay=decay, mask=decays)
+            return optax.chain(optax.scale_by_adam(config.b1, config.b2, config.eps), rate)
         case "lion":
-            return optax.lion(schedule, config.b1, config.b2, weight_decay=decay, mask=decays)
+            return optax.chain(optax.scale_by_lion(config.b1, config.b2), rate)
         case "adafactor":
-            # Put together here because optax.adafactor's decay isn't multiplied by the learning rate.
-            scaled = optax.chain(optax.scale_by_factored_rms(epsilon=config.eps**2), optax.clip_by_block_rms(1.0))
-            return optax.chain(scaled, optax.add_decayed_weights(decay, decays), optax.scale_by_learning_rate(schedule))
+            return optax.chain(optax.scale_by_factored_rms(epsilon=config.eps**2), optax.clip_by_block_rms(1.0), rate)
         case "muon":
-            return optax.contrib.muon(
-                schedule,
-                beta=config.b1,
-                eps=config.eps,
-                weight_decay=decay,
-                weight_decay_mask=decays,
-                adam_b1=config.b1,
-                adam_b2=config.b2,
-                adam_weight_decay=decay,
-                muon_weight_dimension_numbers=_muon_dimensions,
-                consistent_rms=0.2,  # updates as large as AdamW's, so that learning rates carry over (Liu et al., 2025, arXiv:2502.16982)
-            )
+            muon = optax.contrib.scale_by_muon(beta=config.b1, eps=config.eps, weight_dimension_numbers=_last_two_axes)
+            rules = {"muon": optax.chain(muon, optax.stateless(_as_large_as_adam)), "adam": optax.scale_by_adam(config.b1, config.b2, config.eps)}
+            return optax.chain(optax.partition(rules, _muon_or_adam), rate)
 
 
-def decays(params: Any) -> Any:
+def decays(params: Params) -> Any:
     """Which leaves weight decay shrinks: all but norms and biases, by name (stacked over layers, a vector has two axes too)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not _name(path).endswith(("norm", "bias")), params)
 
 
-def _muon_dimensions(params: Any) -> Any:
-    """The last two axes of the layers' matrices; None (plain Adam) for embedding, head, norms and biases."""
+def _muon_or_adam(params: Params) -> Any:
+    """Muon for the layers' matrices; Adam for embedding, head, norms and biases."""
+    return jax.tree.map(lambda decayed, leaf: "muon" if decayed and leaf.ndim == 3 else "adam", decays(params), params)
 
-    def dimensions(path: tuple[Any, ...], leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
-        is_matrix = leaf.ndim == 3 and not _name(path).endswith(("norm", "bias"))
-        return optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2) if is_matrix else None
 
-    return jax.tree_util.tree_map_with_path(dimensions, params)
+def _last_two_axes(matrices: Params) -> Any:
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2), matrices)
+
+
+def _as_large_as_adam(updates: Params, _: Params | None) -> Params:
+    """Orthogonal matrices scaled to the usual size of Adam's updates, so that learning rates carry over (arXiv:2502.16982)."""
+    return jax.tree.map(lambda u: u * (0.2 * max(u.shape[-2:]) ** 0.5), updates)
 
 
 def _name(path: tuple[Any, ...]) -> str:

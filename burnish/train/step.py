@@ -123,7 +123,7 @@ def apply_totals(optimizer: Optimizer, state: TrainState, totals: Totals) -> tup
     """Divide by the global weight, and apply the optimizer's update if every number is finite and there is a gradient at all."""
     weight = totals.loss.weight
     gradients = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1.0), totals.gradients)
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.transform.update(gradients, state.opt_state, state.trainable)
     bad_gradients, bad_updates = _nonfinite_leaves(gradients), _nonfinite_leaves(updates)
     finite = jnp.isfinite(totals.loss.total) & jnp.isfinite(norm) & jnp.logical_not(jnp.any(bad_updates))
@@ -138,7 +138,7 @@ def apply_totals(optimizer: Optimizer, state: TrainState, totals: Totals) -> tup
         metrics=totals.metrics
         | {
             "optim/grad_norm": Mean(norm, one),
-            "optim/learning_rate": Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one),
+            "optim/learning_rate": Mean(optimizer.schedule(state.updates), one),
             "optim/skipped_updates": Mean(1.0 - applied.astype(jnp.float32), one),
         },
         # One NaN reaches every update through the norm: the gradients tell where it came from.

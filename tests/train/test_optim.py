@@ -1,0 +1,98 @@
+"""Locks schedules counted in updates, which leaves decay, which get Muon, and that every optimizer descends."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from burnish.config.schema import OptimizerConfig
+from burnish.train.optim import decays, make_optimizer, make_schedule
+
+
+def params() -> dict:
+    key = jax.random.key(0)
+    layers = {"q": jax.random.normal(key, (2, 8, 4)), "attn_norm": jnp.ones((2, 8)), "q_bias": jnp.ones((2, 4))}
+    return {"embed": jax.random.normal(key, (10, 8)), "layers": layers, "final_norm": jnp.ones(8)}
+
+
+def rates(config: OptimizerConfig, total: int, count: int) -> list[float]:
+    schedule = make_schedule(config, total_updates=total)
+    return [float(schedule(jnp.int32(i))) for i in range(count)]
+
+
+def test_schedules_count_updates_b111():
+    warmup = OptimizerConfig(learning_rate=1.0, warmup_updates=4)
+    np.testing.assert_allclose(rates(warmup, 8, 6), [0, 0.25, 0.5, 0.75, 1, 1])
+    cosine = OptimizerConfig(learning_rate=1.0, warmup_updates=2, schedule="cosine")
+    np.testing.assert_allclose(rates(cosine, 6, 6), [0, 0.5, 1, 0.853553, 0.5, 0.146447], atol=1e-6)
+    linear = OptimizerConfig(learning_rate=2.0, schedule="linear", min_ratio=0.5)
+    np.testing.assert_allclose(rates(linear, 4, 6), [2, 1.75, 1.5, 1.25, 1, 1])
+
+
+def test_a_warm_up_that_leaves_no_room_is_refused():
+    with pytest.raises(ValueError, match="cosine schedule of 4 updates has no room after a warm-up of 4"):
+        make_schedule(OptimizerConfig(schedule="cosine", warmup_updates=4), total_updates=4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "lion"])
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_each_optimizer_descends_and_never_decays_norms_and_biases(name, decay):
+    config = OptimizerConfig(name=name, learning_rate=0.05, weight_decay=decay, max_grad_norm=None)
+    transform = make_optimizer(config, total_updates=20).transform
+    target = jax.tree.map(lambda x: x + 1.0, params())
+
+    @jax.jit
+    def step(p, state):
+        gradients = jax.tree.map(jnp.subtract, p, target)
+        gradients["layers"] = gradients["layers"] | {name: jnp.zeros_like(gradients["layers"][name]) for name in ("attn_norm", "q_bias")}
+        updates, state = transform.update(gradients, state, p)
+        return optax.apply_updates(p, updates), state
+
+    now, state = params(), transform.init(params())
+    for _ in range(20):
+        now, state = step(now, state)
+    for leaf in ("attn_norm", "q_bias"):
+        np.testing.assert_array_equal(now["layers"][leaf], params()["layers"][leaf])
+    if not decay:
+        distance = [float(optax.tree.norm(jax.tree.map(jnp.subtract, p, target))) for p in (params(), now)]
+        assert distance[1] < 0.7 * distance[0]
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "lion"])
+def test_without_a_gradient_decay_is_rate_times_decay_of_the_weight(name):
+    config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.5, max_grad_norm=None)
+    transform = make_optimizer(config, total_updates=1).transform
+    zeros = jax.tree.map(jnp.zeros_like, params())
+    updates, _ = transform.update(zeros, transform.init(params()), params())
+    for leaf, flag in zip(jax.tree.leaves(updates), jax.tree.leaves(decays(params())), strict=True):
+        assert np.any(leaf) == flag
+    np.testing.assert_allclose(updates["embed"], -0.05 * params()["embed"], rtol=1e-5)
+    np.testing.assert_allclose(updates["layers"]["q"], -0.05 * params()["layers"]["q"], rtol=1e-5)
+
+
+def test_muon_orthogonalises_each_layers_matrix_and_leaves_the_rest_to_adam():
+    config = OptimizerConfig(name="muon", learning_rate=1.0, max_grad_norm=None)
+    transform = make_optimizer(config, total_updates=1).transform
+    gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params())
+    updates, _ = transform.update(gradients, transform.init(params()), params())
+    adam = make_optimizer(OptimizerConfig(learning_rate=1.0, max_grad_norm=None), total_updates=1).transform
+    expected, _ = adam.update(gradients, adam.init(params()), params())
+    for path in (("embed",), ("final_norm",), ("layers", "q_bias")):
+        ours, theirs = updates, expected
+        for key in path:
+            ours, theirs = ours[key], theirs[key]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    spread = [np.linalg.svd(np.asarray(m), compute_uv=False) for m in updates["layers"]["q"]]
+    assert all(s.max() / s.min() < 2.5 for s in spread), spread
+
+
+def test_the_global_norm_is_clipped_before_the_rule():
+    config = OptimizerConfig(name="lion", learning_rate=1.0, b1=0.0, b2=0.0, max_grad_norm=1.0)
+    transform = make_optimizer(config, total_updates=1).transform
+    p = {"q": jnp.zeros((1, 2, 2))}
+    _, state = transform.update({"q": jnp.full((1, 2, 2), 3.0)}, transform.init(p), p)
+    (moment,) = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (1, 2, 2)]
+    np.testing.assert_allclose(moment, 0.5)

@@ -1,0 +1,81 @@
+"""A tiny policy, groups of episodes and compiled steps for the tests of this folder."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from burnish.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
+from burnish.models import transformer
+from burnish.models.lora import init_adapter
+from burnish.models.transformer import Params
+from burnish.rl.algorithms import from_config
+from burnish.rl.batch import TokenBatch, build_batch
+from burnish.testing.tiny import tiny_config
+from burnish.train.optim import make_optimizer
+from burnish.train.state import TrainState, init_state
+from burnish.train.step import Steps, make_steps
+from burnish.types import Group, Prompt, Trajectory
+
+CONFIG = tiny_config(vocab_size=31, width=16)
+LORA = LoraConfig(rank=2, alpha=4.0)
+
+
+@cache
+def base() -> Params:
+    """Weights large enough for the model to have opinions."""
+    return jax.tree.map(lambda x: x * 5 if x.ndim > 1 else x, transformer.init(CONFIG, jax.random.key(0)))
+
+
+def pairs() -> Params:
+    """An adapter that isn't fresh, so that both factors get a gradient."""
+    fresh = init_adapter(CONFIG, LORA, jax.random.key(1)).pairs
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), fresh)
+
+
+def groups(num_groups: int = 2, size: int = 4, *, seed: int = 0) -> list[Group]:
+    """Prompts of 3 to 5 ids, completions of 1 to 6, none equally long in a group by design."""
+    rng = np.random.default_rng(seed)
+
+    def episode(prompt: np.ndarray, draw: int, sample: int) -> Trajectory:
+        rest = rng.integers(1, CONFIG.vocab_size, 1 + (sample * 2 + draw) % 6)
+        ids = np.concatenate([prompt, rest]).astype(np.int32)
+        sampled = np.arange(len(ids)) >= len(prompt)
+        logps = np.where(sampled, -1.0, 0.0).astype(np.float32)
+        versions = np.where(sampled, 0, -1).astype(np.int32)
+        return Trajectory([], ids, sampled, logps, versions, len(prompt), (0, draw), sample)
+
+    def group(draw: int) -> Group:
+        prompt = rng.integers(1, CONFIG.vocab_size, 3 + draw)
+        return Group((0, draw), Prompt(f"p{draw}", ()), [episode(prompt, draw, sample) for sample in range(size)])
+
+    return [group(draw) for draw in range(num_groups)]
+
+
+def batch(made: list[Group] | None = None, *, advantage: float | None = None, **options: Any) -> TokenBatch:
+    """Episodes with different advantages that sum to zero in a group, or with the one that is given."""
+    made = made or groups()
+    values = {(t.group, t.sample): t.sample - 1.5 if advantage is None else advantage for g in made for t in g.trajectories}
+    return jax.tree.map(jnp.asarray, build_batch(made, values, temperature=0.9, **options))
+
+
+def steps_of(*, lora: bool = True, algorithm: GRPOConfig = GRPOConfig(), **optimizer: Any) -> tuple[Steps, TrainState, Params | None]:
+    """Steps with their first state and the base."""
+    made = make_optimizer(OptimizerConfig(**{"learning_rate": 1e-2, **optimizer}), total_updates=10)
+    scale = LORA.alpha / LORA.rank if lora else None
+    steps = make_steps(CONFIG, from_config(algorithm), made, lora_scale=scale, head_chunk=8)
+    return steps, init_state(pairs() if lora else base(), made), base() if lora else None
+
+
+def equal(a: Any, b: Any) -> None:
+    """Bitwise."""
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def on_host(tree: Any) -> Any:
+    """A copy that survives donation."""
+    return jax.tree.map(np.array, tree)

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from typing import Literal
 
+from burnish.config.errors import UserError
 from burnish.config.schema import AlgorithmConfig, GRPOConfig
 from burnish.rl import aggregate, losses
 from burnish.rl.advantages import Estimator, group_relative
@@ -45,10 +46,10 @@ def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Esti
 
     A user's loss still gets the KL penalty of `beta`. With one update a step the policy is still the one that sampled, its own log-probs
     are the anchor, and "old" isn't needed; it is with several iterations, and a learner adds it when its plan has several mini-batches a
-    step. Raises ValueError for a group of one under a baseline that needs others.
+    step. Raises `UserError` for a group of one under a baseline that needs others.
     """
     if advantage is None and config.num_generations < 2:
-        raise ValueError(
+        raise UserError(
             f"algorithm.num_generations is {config.num_generations}, but {config.name} compares the completions of a prompt with each "
             "other, so every advantage would be 0: use at least 2"
         )
@@ -85,4 +86,4 @@ def aggregation(config: AlgorithmConfig) -> Aggregate:
             return aggregate.prompt_mean
         case "fixed_length_mean" if config.fixed_length is not None:
             return functools.partial(aggregate.fixed_length_mean, length=config.fixed_length)
-    raise ValueError("algorithm.aggregation is fixed_length_mean, which needs algorithm.fixed_length, a number of tokens")
+    raise UserError("algorithm.aggregation is fixed_length_mean, which needs algorithm.fixed_length, a number of tokens")

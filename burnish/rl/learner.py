@@ -242,7 +242,9 @@ class RLLearner:
         return asyncio.run(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
 
     def _evaluation_samplings(self) -> dict[str, SamplingParams]:
-        return {way: self._params(sampling) for way, sampling in evaluation_samplings(self._rollout, compare=self._training.compare).items()}
+        return {
+            way: self._params(sampling) for way, sampling in evaluation_samplings(self._rollout, compare=self._training.compare).items()
+        }
 
     def _evaluate(self, label: str, step: int, result: TrainResult) -> None:
         with self._timed("evaluate"):

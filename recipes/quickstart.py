@@ -25,7 +25,7 @@ def create_dataset(size: int, split: str = "train", seed: int = 0, negative: boo
     if split not in ("train", "eval"):
         raise ValueError(f"split must be 'train' or 'eval', got {split!r}")
     numbers = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "allow_negation": negative}
-    tasks = reasoning_gym.create_dataset("chain_sum", size=20_000, seed=seed, **numbers)
+    tasks = reasoning_gym.create_dataset("chain_sum", size=10_000, seed=seed, **numbers)
     found = {task["question"]: task["answer"] for task in tasks if is_held_out(task["question"]) == (split == "eval")}
     if len(found) < size:
         raise ValueError(f"the {split} split has {len(found)} different questions, {size} were asked for")

@@ -14,7 +14,7 @@ def create_dataset(size: int, digits: int = 3, seed: int = 0) -> list[dict[str, 
 
 
 def reversed_digits(completions: Sequence[str], answer: Sequence[str], *, partial: bool = True) -> list[float]:
-    """1.0 for the reversed digits and nothing else. `partial`: the share of places that are right, a longer completion counting as misses."""
+    """1.0 for the reversed digits and nothing else. `partial`: the share of places that are right; what is too long counts as misses."""
     given = [text.strip() for text in completions]
     if not partial:
         return [float(text == gold) for text, gold in zip(given, answer, strict=True)]

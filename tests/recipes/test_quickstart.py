@@ -12,11 +12,13 @@ import pytest
 from burnish.config.loader import load_config
 from burnish.config.resolve import resolve
 from burnish.data.source import from_rows
+from burnish.data.stream import PromptStream
 from burnish.rewards import numeric
 from burnish.rewards.manager import check_gold
 from burnish.types import Trajectory
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+pytestmark = pytest.mark.slow  # importing reasoning-gym takes 4 s
 create_dataset = resolve("./quickstart.py", kind="recipe", base=RECIPE.parent, attribute="create_dataset")
 shuffled = resolve("./quickstart.py:shuffled", kind="reward", base=RECIPE.parent)
 
@@ -74,6 +76,13 @@ def test_the_control_deals_out_the_same_rewards_by_the_groups_identity_alone() -
     assert all(sorted(rewards) == sorted(numeric(completions, answer)) for rewards in dealt)
     assert dealt[3] == shuffled(episodes(3), completions, answer)
     assert 0 < np.mean(dealt, axis=0).min() and np.mean(dealt, axis=0).max() < 0.5
+
+
+def test_a_reasoning_gym_data_set_is_a_source_as_it_is(reasoning_gym: ModuleType) -> None:
+    source = from_rows(reasoning_gym.create_dataset("chain_sum", size=20, seed=3), name="sums", prompt_key="question")
+    assert source.num_rows == 20
+    stream = PromptStream([source], seed=0, epochs=1)
+    assert sorted(prompt.id for prompt in stream) == sorted(f"sums:{i}" for i in range(20))
 
 
 def test_the_configuration_asks_for_rows_that_exist() -> None:

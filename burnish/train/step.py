@@ -48,7 +48,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Steps:
-    """Compiled functions of one model, algorithm and optimizer; states and totals that are handed in are donated.
+    """Compiled functions of one model, algorithm and optimizer; the state, and the totals given to `accumulate`, are donated.
 
     base: the frozen weights under an adapter, None where every weight is trained.
     """
@@ -114,7 +114,7 @@ def make_steps(
     return Steps(
         zeros=jax.jit(zeros),
         accumulate=jax.jit(accumulate, donate_argnums=0),
-        apply=jax.jit(apply, donate_argnums=(0, 1)),
+        apply=jax.jit(apply, donate_argnums=0),
         fused=jax.jit(fused, donate_argnums=0),
     )
 

@@ -16,7 +16,7 @@ from burnish.models.transformer import Params
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch import TokenBatch, build_batch
 from burnish.testing.tiny import tiny_config
-from burnish.train.optim import make_optimizer
+from burnish.train.optim import Optimizer, make_optimizer
 from burnish.train.state import TrainState, init_state
 from burnish.train.step import Steps, make_steps
 from burnish.types import Group, Prompt, Trajectory
@@ -64,11 +64,16 @@ def batch(made: list[Group] | None = None, *, advantage: float | None = None, **
 
 
 def steps_of(*, lora: bool = True, algorithm: GRPOConfig = GRPOConfig(), **optimizer: Any) -> tuple[Steps, TrainState, Params | None]:
-    """Steps with their first state and the base."""
-    made = make_optimizer(OptimizerConfig(**{"learning_rate": 1e-2, **optimizer}), total_updates=10)
-    scale = LORA.alpha / LORA.rank if lora else None
-    steps = make_steps(CONFIG, from_config(algorithm), made, lora_scale=scale, head_chunk=8)
+    """Steps with their first state and the base; equal options share compiled programs."""
+    steps, made = _compiled(lora, algorithm, OptimizerConfig(**{"learning_rate": 1e-2, **optimizer}))
     return steps, init_state(pairs() if lora else base(), made), base() if lora else None
+
+
+@cache
+def _compiled(lora: bool, algorithm: GRPOConfig, optimizer: OptimizerConfig) -> tuple[Steps, Optimizer]:
+    made = make_optimizer(optimizer, total_updates=10)
+    scale = LORA.alpha / LORA.rank if lora else None
+    return make_steps(CONFIG, from_config(algorithm), made, lora_scale=scale, head_chunk=8), made
 
 
 def equal(a: Any, b: Any) -> None:

@@ -1,0 +1,198 @@
+"""Locks one update: how a batch was cut or laid out can't change it, and it happens wholly or not at all.
+
+R15, R16, R17, R19, R61 are rows of the fault matrix; B023, B111, B119 probes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from burnish.config.schema import GRPOConfig, OptimizerConfig
+from burnish.train.optim import make_optimizer
+from burnish.train.score import make_score
+from burnish.train.state import NonFiniteError, init_state, leaf_names, read_metrics, stop_if_nonfinite
+from burnish.train.step import MicroBatch, Steps, Totals
+
+from .tiny_updates import CONFIG, LORA, base, batch, equal, groups, on_host, pairs, steps_of
+
+
+def totals(steps: Steps, state, frozen, micros: list[MicroBatch]) -> Totals:
+    summed = steps.zeros(state.trainable, frozen, micros[0])
+    for micro in micros:
+        summed = steps.accumulate(summed, state.trainable, frozen, micro)
+    return summed
+
+
+def gradients_of(summed: Totals) -> dict[str, np.ndarray]:
+    leaves = jax.tree.leaves(summed.gradients)
+    return {n: np.asarray(g) / float(summed.loss.weight) for n, g in zip(leaf_names(summed.gradients), leaves, strict=True)}
+
+
+def assert_close(ours: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, e in expected.items():
+        assert np.linalg.norm(ours[name] - e) <= 1e-5 * np.linalg.norm(e) + 1e-8, name
+        assert np.linalg.norm(e) > 1e-4, f"{name} has hardly a gradient: nothing is tested"
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "prompt_mean"])
+def test_cutting_a_batch_changes_neither_loss_nor_gradient_r61_b023(aggregation):
+    whole = batch(layout="padded")
+    steps, state, frozen = steps_of(algorithm=GRPOConfig(aggregation=aggregation))
+    expected = totals(steps, state, frozen, [MicroBatch(whole)])
+    assert whole.mask.shape[0] == 8
+    for cuts in ([4, 4], [1] * 8, [4, 3, 1]):
+        edges = np.cumsum([0, *cuts])
+        micros = [MicroBatch(jax.tree.map(lambda x, a=a, b=b: x[a:b], whole)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        cut = totals(steps, state, frozen, micros)
+        np.testing.assert_allclose(cut.loss.value(), expected.loss.value(), rtol=1e-5, atol=1e-6)
+        assert_close(gradients_of(cut), gradients_of(expected))
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_layouts_give_the_same_gradient_of_every_leaf(lora):
+    steps, state, frozen = steps_of(lora=lora)
+    expected = gradients_of(totals(steps, state, frozen, [MicroBatch(batch(layout="padded"))]))
+    for options in ({"layout": "shared"}, {"layout": "packed", "row_tokens": 24}, {"layout": "shared", "row_tokens": 64}):
+        assert_close(gradients_of(totals(steps, state, frozen, [MicroBatch(batch(**options))])), expected)
+
+
+def test_one_micro_batch_fused_is_accumulate_and_apply():
+    micro = MicroBatch(batch())
+    steps, state, frozen = steps_of()
+    fused, report = steps.update(state, frozen, [micro], count=1)
+    steps, state, frozen = steps_of()
+    parts, other = steps.apply(state, totals(steps, state, frozen, [micro]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), fused, parts)
+    assert read_metrics(report).keys() == read_metrics(other).keys()
+
+
+def test_ratio_is_one_and_kl_zero_on_policy():
+    """Reference = policy = anchor: ratio exactly 1, KL exactly 0."""
+    one = batch()
+    steps, state, frozen = steps_of(algorithm=GRPOConfig(beta=0.1))
+    logps = make_score(CONFIG, lora_scale=LORA.alpha / LORA.rank)(frozen, state.trainable, one)
+    metrics = read_metrics(steps.update(state, frozen, [MicroBatch(one, None, logps)], count=1)[1])
+    assert metrics["policy/ratio_mean"].result() == 1.0
+    assert abs(metrics["policy/kl"].result()) < 1e-10
+    assert 0 < metrics["policy/entropy"].result() < np.log(CONFIG.vocab_size)
+
+
+def test_values_at_padding_and_a_far_reference_leave_everything_finite_r17():
+    one = batch()
+    steps, state, frozen = steps_of(algorithm=GRPOConfig(beta=0.1))
+    padding_is_nan = jnp.where(one.mask, -1.0, jnp.nan)
+    far = jnp.where(one.mask, -100.0, -jnp.inf)
+    poisoned = dataclasses.replace(one, advantages=jnp.where(one.mask, one.advantages, jnp.nan), sampler_logps=padding_is_nan)
+    state, report = steps.update(state, frozen, [MicroBatch(poisoned, padding_is_nan, far)], count=1)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    assert all(np.isfinite(m.result()) for m in read_metrics(report).values())
+    assert int(state.updates) == 1
+
+
+def after_real_updates(**options):
+    """Steps and a state with moments, after three real updates."""
+    steps, state, frozen = steps_of(weight_decay=0.1, schedule="linear", **options)
+    for seed in range(3):
+        state, _ = steps.update(state, frozen, [MicroBatch(batch(groups(seed=seed)))], count=1)
+    assert int(state.updates) == 3
+    return steps, state, frozen
+
+
+@pytest.mark.parametrize("nothing", ["equal rewards", "nothing scored"])
+def test_without_a_signal_nothing_moves_r19(nothing):
+    steps, state, frozen = after_real_updates()
+    flat = batch(advantage=0.0) if nothing == "equal rewards" else dataclasses.replace(batch(), mask=jnp.zeros_like(batch().mask))
+    before = on_host(state)
+    after, report = steps.update(state, frozen, [MicroBatch(flat)], count=1)
+    equal((after.trainable, after.opt_state, after.updates), (before.trainable, before.opt_state, before.updates))
+    assert (int(after.skipped), int(after.nonfinite)) == (1, 0)
+    assert read_metrics(report)["optim/skipped_updates"].result() == 1.0
+
+
+@pytest.mark.parametrize(("poison", "where"), [(jnp.nan, "gradient"), (jnp.inf, "gradient"), (jnp.nan, "loss")])
+def test_a_nonfinite_number_skips_the_whole_update_r15_b119(poison, where):
+    steps, state, frozen = after_real_updates()
+    one = batch()
+    before = on_host(state)
+    if where == "loss":
+        one = dataclasses.replace(one, advantages=jnp.full_like(one.advantages, poison))
+        after, report = steps.update(state, frozen, [MicroBatch(one)], count=1)
+    else:
+        summed = totals(steps, state, frozen, [MicroBatch(one)])
+        summed.gradients["up"]["b"] = summed.gradients["up"]["b"].at[0, 0, 0].set(poison)
+        after, report = steps.apply(state, summed)
+        bad = [n for n, flag in zip(leaf_names(after.trainable), report.nonfinite_leaves.tolist(), strict=True) if flag]
+        assert bad == ["up.b"]
+    equal((after.trainable, after.opt_state, after.updates), (before.trainable, before.opt_state, before.updates))
+    assert (int(after.skipped), int(after.nonfinite)) == (1, 1)
+    after, _ = steps.update(after, frozen, [MicroBatch(batch())], count=1)
+    assert (int(after.updates), int(after.skipped), int(after.nonfinite)) == (4, 1, 0)
+
+
+def test_too_many_nonfinite_updates_in_a_row_stop_the_run_r16():
+    steps, state, frozen = steps_of()
+    before = on_host(state.trainable)
+    bad = dataclasses.replace(batch(), advantages=jnp.full_like(batch().advantages, jnp.nan))
+    for step in (1, 2):
+        state, report = steps.update(state, frozen, [MicroBatch(bad)], count=1)
+        stop_if_nonfinite(state, report, limit=3, step=step)
+    state, report = steps.update(state, frozen, [MicroBatch(bad)], count=1)
+    with pytest.raises(NonFiniteError, match=r"3 non-finite updates in a row, the last at step 3, in .*up\.b.*none was applied"):
+        stop_if_nonfinite(state, report, limit=3, step=3)
+    equal(state.trainable, before)
+
+
+def test_schedules_count_updates_not_micro_batches_b111():
+    steps, state, frozen = steps_of(learning_rate=1.0, warmup_updates=4)
+    rows = batch(layout="padded")
+    halves = [MicroBatch(jax.tree.map(lambda x, i=i: x[4 * i : 4 * i + 4], rows)) for i in (0, 1)]
+    rates = []
+    for _ in range(4):
+        state, report = steps.update(state, frozen, halves, count=2)
+        rates.append(read_metrics(report)["optim/learning_rate"].result())
+    np.testing.assert_allclose(rates, [0.0, 0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_updates_raise_the_log_probs_of_what_is_rewarded(lora):
+    one = batch(advantage=1.0)
+    steps, state, frozen = steps_of(lora=lora)
+    mine, untouched = on_host(state.trainable), on_host(base())
+    score = make_score(CONFIG, lora_scale=LORA.alpha / LORA.rank)
+
+    def mean_logp(state) -> float:
+        logps = score(frozen, state.trainable, one) if lora else score(state.trainable, None, one)
+        return float(jnp.mean(logps, where=one.mask))
+
+    before = mean_logp(state)
+    for _ in range(20):
+        state, report = steps.update(state, frozen, [MicroBatch(one)], count=1)
+    assert mean_logp(state) > before + 0.5
+    assert read_metrics(report)["optim/grad_norm"].result() > 0
+    equal(base(), untouched)
+    equal(pairs() if lora else base(), mine)  # and the caller's leaves weren't donated with the state
+
+
+def test_updates_at_learning_rate_zero_change_nothing():
+    steps, state, frozen = steps_of(learning_rate=0.0)
+    before = on_host(state.trainable)
+    state, _ = steps.update(state, frozen, [MicroBatch(batch())], count=1)
+    equal(state.trainable, before)
+
+
+def test_masters_must_be_float32():
+    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), pairs())
+    with pytest.raises(ValueError, match=r"must be float32 masters, got down\.a bfloat16"):
+        init_state(low, make_optimizer(OptimizerConfig(), total_updates=1))
+
+
+def test_an_update_of_no_micro_batches_is_an_error():
+    steps, state, frozen = steps_of()
+    with pytest.raises(ValueError, match="an update of 2 micro-batches got none"):
+        steps.update(state, frozen, [], count=2)
+

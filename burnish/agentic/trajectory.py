@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from burnish.rollout.engine import Engine
 from burnish.types import Completion, Message, Request, SamplingParams, Status, Step, StopReason, Trajectory
 
 
+@runtime_checkable
 class Template(Protocol):
     """What an episode needs of a chat template (`text.chat.ChatTemplate`)."""
 

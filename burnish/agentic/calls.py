@@ -35,8 +35,8 @@ class EnvTimeout(Exception):
 class EnvCalls:
     """Calls of one environment, one after the other, each within `timeout_s`.
 
-    All plain functions run on the same thread, as what an environment opens (a database, a browser) may ask for. A thread that hangs can't be
-    killed: it is left behind, and later calls get another.
+    All plain functions run on the same thread, as what an environment opens (a database, a browser) may ask for. A thread that hangs
+    can't be killed: it is left behind, and later calls get another.
     """
 
     def __init__(self, *, timeout_s: float) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from burnish.agentic.agents import Action, ModelAgent

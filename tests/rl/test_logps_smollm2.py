@@ -1,4 +1,4 @@
-"""The promise on the real model: what the sampler says of an id's probability is what the trainer says, at every temperature and support."""
+"""The promise on the real model: the sampler and the trainer say the same of an id's probability, whatever the support."""
 
 from __future__ import annotations
 

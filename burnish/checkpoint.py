@@ -20,11 +20,12 @@ import jax
 import orbax.checkpoint as ocp
 
 from burnish import faults
+from burnish.config.errors import BurnishError
 
 MARKER = "COMMITTED"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(BurnishError):
     """A checkpoint is missing, unreadable, or of another model, adapter or optimizer."""
 
 
@@ -85,7 +86,9 @@ def _check(source: Path, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         if _describe(found[name]) != _describe(wanted[name])
     ]
     if wrong:
-        raise CheckpointError(f"{source} doesn't fit this model, adapter and optimizer; {len(wrong)} leaves differ:\n  " + "\n  ".join(wrong))
+        raise CheckpointError(
+            f"{source} doesn't fit this model, adapter and optimizer; {len(wrong)} leaves differ:\n  " + "\n  ".join(wrong)
+        )
 
 
 def _describe(leaf: Any) -> str:

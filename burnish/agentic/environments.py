@@ -25,7 +25,9 @@ class EnvStepResult:
 
 
 class BaseTaskEnv(ABC):
-    """Subclasses write `_initial_observation`, `_step_impl` and, where they hold something open, `close`; sync or async.
+    """Subclasses write `_initial_observation`, `_step_impl` and, where they hold something open, `close`; plain or `async`.
+
+    Plain methods run on a thread of the episode's own, so they may block; the constructor may not: open things in `_initial_observation`.
 
     `task` is the data row as a mapping, its "seed" included: all samples of a group see the same task. `max_steps` ends the episode as
     truncated. An instance refuses a step after its end, so that a bug in a collector can't be mistaken for a reward.
@@ -59,13 +61,19 @@ class BaseTaskEnv(ABC):
 
 
 class TaskEnvironment(BaseTaskEnv):
-    """One question, one answer; reward functions judge it afterwards. The task's "prompt" holds the messages."""
+    """One question, one answer; reward functions judge it afterwards. The task's "prompt" holds the messages.
 
-    def _initial_observation(self) -> list[Message]:
+    Its methods are coroutines, so that thousands of plain questions take no thread.
+    """
+
+    async def _initial_observation(self) -> list[Message]:
         return list(self.task["prompt"])
 
-    def _step_impl(self, action: Action) -> EnvStepResult:
+    async def _step_impl(self, action: Action) -> EnvStepResult:
         return EnvStepResult("", None, True)
+
+    async def close(self) -> None:
+        return None
 
 
 __all__ = ["BaseTaskEnv", "EnvStepResult", "TaskEnvironment"]

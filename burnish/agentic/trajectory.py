@@ -6,23 +6,23 @@ environment is encoded once and never carries loss. An episode that fails become
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from burnish import faults
 from burnish.agentic.agents import ConversationAgentBase
+from burnish.agentic.calls import EnvCalls, EnvError, EnvTimeout
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 from burnish.data.length import OverlongPolicy, fit_prompt
 from burnish.rollout.engine import Engine
 from burnish.types import Completion, Message, Request, SamplingParams, Status, Step, StopReason, Trajectory
 
 
+@runtime_checkable
 class Template(Protocol):
     """What an episode needs of a chat template (`text.chat.ChatTemplate`)."""
 
@@ -99,24 +99,23 @@ class TrajectoryCollectEngine:
     async def collect(self, agent: ConversationAgentBase, env: BaseTaskEnv, *, group: tuple[int, int], sample: int) -> Trajectory:
         tokens, steps = _Tokens(), []
         status, error, prompt_length, start = Status.OK, None, 0, time.monotonic()
+        call = EnvCalls(timeout_s=self._context.env_timeout_s)
         agent.reset()
         try:
-            agent.update_from_env(await self._env_call(env._initial_observation))
+            agent.update_from_env(await call("env.reset", env._initial_observation))
             prompt = self._fitted(self._context.template.encode(agent.messages))
             if prompt is None:
                 status, error = Status.ABORTED, f"the prompt is longer than {self._context.max_prompt_tokens} tokens"
             else:
                 tokens.given(prompt)
                 prompt_length = len(prompt)
-                status = await self._play(agent, env, tokens, steps)
-        except TimeoutError as failure:
-            status, error = Status.ENV_TIMEOUT, str(failure) or "an environment call took too long"
-        except (asyncio.CancelledError, HistoryRewritten):
-            raise
-        except _EnvFailure as failure:
-            status, error = Status.ENV_ERROR, f"{type(failure.cause).__name__}: {failure.cause}"
+                status = await self._play(agent, env, call, tokens, steps)
+        except EnvTimeout as failure:
+            status, error = Status.ENV_TIMEOUT, str(failure)
+        except EnvError as failure:
+            status, error = Status.ENV_ERROR, str(failure)
         finally:
-            await self._close(env)
+            await _close(env, call)
         return Trajectory(
             steps=steps,
             ids=np.asarray(tokens.ids, np.int32),
@@ -137,25 +136,24 @@ class TrajectoryCollectEngine:
         context = self._context
         return fit_prompt(ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
 
-    async def _play(self, agent: ConversationAgentBase, env: BaseTaskEnv, tokens: _Tokens, steps: list[Step]) -> Status:
+    async def _play(self, agent: ConversationAgentBase, env: BaseTaskEnv, call: EnvCalls, tokens: _Tokens, steps: list[Step]) -> Status:
         """Turns until the environment is done or a limit strikes."""
         while True:
             if len(tokens.ids) >= self._context.context:
                 return Status.TRUNCATED
-            turn = len(steps)
-            request = Request(tuple(tokens.ids), self._params, (*self._seed_path, turn))
+            request = Request(tuple(tokens.ids), self._params, (*self._seed_path, len(steps)))
             completion = await self._context.engine.generate(request)
-            prompt_ids = np.asarray(tokens.ids, np.int32)
+            step = Step(np.asarray(tokens.ids, np.int32), completion, self._context.decode(completion.ids.tolist()))
+            steps.append(step)
             tokens.drawn(completion)
-            text = self._context.decode(completion.ids.tolist())
             before = list(agent.messages)
-            action = agent.update_from_model(text)
+            action = agent.update_from_model(step.text)
             env.check_step()
-            result: EnvStepResult = await self._env_call(env._step_impl, action)
-            steps.append(Step(prompt_ids, completion, text, result.observation, result.reward, result.done, result.info))
-            cut = completion.stop in (StopReason.LENGTH, StopReason.CONTEXT)
+            result: EnvStepResult = await call("env.step", env._step_impl, action)
+            step.observation, step.reward, step.done, step.info = result.observation, result.reward, result.done, result.info
             if result.done:
                 env.done = True
+                cut = completion.stop in (StopReason.LENGTH, StopReason.CONTEXT)
                 return Status.TRUNCATED if cut else Status.OK
             if env.num_steps >= env.max_steps:
                 return Status.TRUNCATED
@@ -178,31 +176,12 @@ class TrajectoryCollectEngine:
         closing = closed[len(opened) + 1 :]
         return (closing[1:] if ended else closing) + whole[len(closed) :]
 
-    async def _env_call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Run an environment's method: a coroutine on this loop, anything else on a thread, both under the time limit."""
-        try:
-            faults.point("env.step")
-            work = fn(*args) if inspect.iscoroutinefunction(fn) else asyncio.to_thread(fn, *args)
-            return await asyncio.wait_for(work, self._context.env_timeout_s)
-        except (TimeoutError, asyncio.CancelledError):
-            raise
-        except Exception as failure:
-            raise _EnvFailure(failure) from failure
 
-    async def _close(self, env: BaseTaskEnv) -> None:
-        """Close in every path; an error in closing is the environment's affair and doesn't undo the episode."""
-        try:
-            await self._env_call(env.close)
-        except (TimeoutError, _EnvFailure):
-            return
-
-
-class _EnvFailure(Exception):
-    """Carries an environment's exception out of the turn loop, apart from failures of the engine, which are nobody's data."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+async def _close(env: BaseTaskEnv, call: EnvCalls) -> None:
+    """Close in every path; an error in closing is the environment's affair and doesn't undo the episode."""
+    with contextlib.suppress(EnvError, EnvTimeout):
+        await call("env.close", env.close)
+    call.end()
 
 
 __all__ = ["EpisodeContext", "HistoryRewritten", "Template", "TrajectoryCollectEngine"]

@@ -37,4 +37,3 @@ def run(args: argparse.Namespace) -> int:
         for label, evaluation in learner.evaluate().items():
             print(f"{label}: {100 * evaluation.accuracy:.1f} % of {len(evaluation.trajectories)}")
     return 0
-

@@ -22,6 +22,10 @@ class UserError(BurnishError, ValueError):
     exit_code = 2
 
 
+class MissingFile(UserError, FileNotFoundError):
+    """A file or folder that was named isn't there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """One thing wrong with a configuration: the key's dotted path ("" for a whole file), what is wrong, where it was written."""

@@ -92,7 +92,7 @@ class RewardConfig(Section):
     """One reward function."""
 
     fn: str
-    """`exact`, `numeric`, `format` … of `burnish.rewards`, or `my_pkg.mod:fn`, or `./file.py:fn`."""
+    """`exact`, `numeric`, `boxed` … of `burnish.rewards`, or `my_pkg.mod:fn`, or `./file.py:fn`."""
     weight: float = 1.0
     """Factor in the weighted sum."""
     options: dict[str, Any] = Field(default_factory=dict)

@@ -36,7 +36,7 @@ def fit_prompt(ids: Sequence[int], *, limit: int, policy: OverlongPolicy, bos_id
     if policy == "drop":
         return None
     if ids[0] == bos_id:
-        return [bos_id, *ids[len(ids) - limit + 1 :]]
+        return [ids[0], *ids[len(ids) - limit + 1 :]]
     return list(ids[-limit:])
 
 
@@ -62,7 +62,7 @@ class LengthReport:
             raise DataError(f"{prompt.id}: the prompt has no tokens")
         if num_tokens > self.limit:
             if self.policy == "error":
-                raise DataError(f"{prompt.id}: the prompt has {num_tokens} tokens, `data.max_prompt_tokens` is {self.limit}")
+                raise DataError(f"{prompt.id}: the prompt has {num_tokens} tokens, `rollout.max_prompt_tokens` is {self.limit}")
             if self.policy == "drop":
                 self.dropped += 1
                 return False
@@ -114,4 +114,4 @@ class _LimitedPrompts:
 
 
 def _all_too_long(source: Source, report: LengthReport) -> DataError:
-    return DataError(f"{source.name}: the prompts are too long: {report}. Raise `data.max_prompt_tokens` or shorten them")
+    return DataError(f"{source.name}: the prompts are too long: {report}. Raise `rollout.max_prompt_tokens` or shorten them")

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
+from burnish.config.errors import UserError
 from burnish.types import Message, Prompt
 
 Row = Mapping[str, Any] | str
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A source of prompts can't be used as asked. Rows are counted from 0."""
 
 

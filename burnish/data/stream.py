@@ -28,12 +28,12 @@ def epoch_order(num_rows: int, *, seed: int, epoch: int, name: str) -> np.ndarra
 class PromptStream:
     """Draws prompts from weighted sources, epoch after epoch.
 
-    weights: relative shares, equal when None. The next prompt comes from the source with the smallest (drawn + ½) / weight, so that each
-    source's share is right to within about one prompt at every moment, with no luck involved. shuffle: a new order for each epoch; sources
-    without a length keep theirs. epochs: passes over each source, None goes round for ever; a source that is through leaves the mixture, and
-    the stream ends when all have. An iterator or a generator gives one pass.
+    weights: relative shares, equal when None. The next prompt comes from the source with the smallest (drawn + ½) / weight, so that
+    each source's share is right to within about one prompt at every moment, with no luck involved. shuffle: a new order for each epoch;
+    sources without a length keep theirs. epochs: passes over each source, None goes round for ever; a source that is through leaves the
+    mixture, and the stream ends when all have. An iterator or a generator gives one pass.
 
-    Not for several threads at once. A prefetching producer is ahead of training: save the cursor taken when a batch was drawn, beside that batch.
+    Not for several threads at once. A producer that prefetches is ahead of training: save the cursor as it was when the batch was drawn.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ def _position(source: Source, *, seed: int, shuffle: bool, epochs: int | None) -
 
 
 class _IndexedPosition:
-    """The place in a source with a length: (epoch, index), where index < number of rows always, so that an epoch's end is the next one's start."""
+    """The place in a source with a length: (epoch, index), index < number of rows always: the end of an epoch is the start of the next."""
 
     def __init__(self, source: Source, prompts: Sequence[Prompt], *, seed: int, shuffle: bool, epochs: int | None) -> None:
         if not prompts:

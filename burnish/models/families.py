@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from burnish.config.errors import UserError
 from burnish.models.config import ModelConfig, RopeConfig
 
 
@@ -71,7 +72,7 @@ _REQUIRED = (
 )
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(UserError):
     """A model folder asks for something that burnish doesn't compute. The message lists everything found."""
 
 

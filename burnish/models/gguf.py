@@ -15,6 +15,8 @@ from gguf import GGUFReader, ReaderTensor, TokenType, dequantize
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from burnish.config.errors import UserError
+
 MODEL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -53,7 +55,7 @@ def model_config(metadata: dict[str, Any], *, tied_head: bool) -> dict[str, Any]
     """The `config.json` that the metadata describe."""
     architecture = metadata["general.architecture"]
     if architecture != "llama":
-        raise ValueError(f"GGUF architecture {architecture!r} isn't supported, only 'llama'; use the model's Hugging Face folder instead")
+        raise UserError(f"GGUF architecture {architecture!r} isn't supported, only 'llama'; use the model's Hugging Face folder instead")
     num_heads, width = metadata["llama.attention.head_count"], metadata["llama.embedding_length"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -105,7 +107,7 @@ def hf_name(name: str) -> str:
     prefix, _, rest = name.partition(".")
     layer, _, short_name = rest.partition(".")
     if prefix != "blk" or short_name not in LAYER_TENSORS:
-        raise ValueError(f"GGUF tensor {name!r} belongs to no known part of a Llama model")
+        raise UserError(f"GGUF tensor {name!r} belongs to no known part of a Llama model")
     return f"model.layers.{layer}.{LAYER_TENSORS[short_name]}"
 
 
@@ -113,7 +115,7 @@ def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     """The byte-level BPE of the file. SmolLM's pre-tokenizer splits every digit off before GPT-2's regular expression applies."""
     kind = (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"])
     if kind != ("gpt2", "smollm"):
-        raise ValueError(f"GGUF tokenizer {kind} isn't supported, only ('gpt2', 'smollm'); use the model's Hugging Face folder instead")
+        raise UserError(f"GGUF tokenizer {kind} isn't supported, only ('gpt2', 'smollm'); use the model's Hugging Face folder instead")
     texts, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     merges = [(left, right) for left, right in (merge.split(" ") for merge in metadata["tokenizer.ggml.merges"])]
     tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(texts)}, merges=merges))

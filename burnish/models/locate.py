@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from burnish.config.errors import MissingFile
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "LICENSE*")
 
@@ -45,7 +47,7 @@ def cache_folder() -> Path:
 def locate(path: str) -> Path:
     """The folder that `path` means, with a `config.json` in it.
 
-    A folder that exists wins, then a fetched name, then a hub id, which is downloaded into the hub's own cache. Raises FileNotFoundError
+    A folder that exists wins, then a fetched name, then a hub id, which is downloaded into the hub's own cache. Raises `MissingFile`
     that says what was tried and what to do.
     """
     folder = Path(path).expanduser()
@@ -54,31 +56,31 @@ def locate(path: str) -> Path:
     if path in FETCHABLE:
         fetched = cache_folder() / path
         if not fetched.is_dir():
-            raise FileNotFoundError(f"model {path!r} isn't in {cache_folder()} yet; get it with `burnish fetch {path}`")
+            raise MissingFile(f"model {path!r} isn't in {cache_folder()} yet; get it with `burnish fetch {path}`")
         return _with_config(fetched)
     if HUB_ID.fullmatch(path) and not Path(folder.parts[0]).is_dir():
         return _with_config(_download(path))
-    raise FileNotFoundError(f"no model at {path!r}: there is no folder {folder.absolute()}. {_what_else()}")
+    raise MissingFile(f"no model at {path!r}: there is no folder {folder.absolute()}. {_what_else()}")
 
 
 def _download(hub_id: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise FileNotFoundError(
+        raise MissingFile(
             f"no folder {hub_id!r} here; as a hub id it needs the extra `hf` (pip install 'burnish[hf]'). {_what_else()}"
         ) from error
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # whatever the hub's client throws at a bad id, a closed gate or no network
-        raise FileNotFoundError(
+        raise MissingFile(
             f"no folder {hub_id!r} here, and the hub didn't give a model of that id ({type(error).__name__}: {error}). {_what_else()}"
         ) from error
 
 
 def _with_config(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no config.json, so it isn't a Hugging Face model folder. {_what_else()}")
+        raise MissingFile(f"{folder} holds no config.json, so it isn't a Hugging Face model folder. {_what_else()}")
     return folder
 
 

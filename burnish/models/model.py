@@ -33,7 +33,7 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, *, template_kwargs: Mapping[str, Any] | None = None, mesh: Mesh | None = None) -> Model:
-        """Read a Hugging Face folder, a fetched name or a hub id (`models.locate`), weights as float32 masters, onto `mesh` if one is given.
+        """Read a Hugging Face folder, a fetched name or a hub id (`models.locate`): float32 masters, on `mesh` if one is given.
 
         The text side is read first, so that a broken folder fails before its weights are.
         """

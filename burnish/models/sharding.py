@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from burnish.config.errors import UserError
 from burnish.models.config import ModelConfig
 from burnish.models.transformer import ParamSpec
 
@@ -46,7 +47,7 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
 
     tree = jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=lambda x: isinstance(x, ParamSpec))
     if problems:
-        raise ValueError(f"the mesh {dict(mesh.shape)} doesn't divide:" + "".join(f"\n  - {problem}" for problem in problems))
+        raise UserError(f"the mesh {dict(mesh.shape)} doesn't divide:" + "".join(f"\n  - {problem}" for problem in problems))
     return tree
 
 
@@ -54,11 +55,11 @@ def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
     """Refuse a mesh with unknown axes, or whose `tp` would cut through a head."""
     unknown = [name for name in mesh.shape if name not in MESH_AXES]
     if unknown:
-        raise ValueError(f"unknown mesh axes {unknown}; a model's mesh has {', '.join(MESH_AXES)}")
+        raise UserError(f"unknown mesh axes {unknown}; a model's mesh has {', '.join(MESH_AXES)}")
     tp = mesh.shape.get("tp", 1)
     for name, count in (("num_heads", config.num_heads), ("num_kv_heads", config.num_kv_heads)):
         if count % tp:
-            raise ValueError(f"tp={tp} doesn't divide {name}={count}: choose a tp that divides both, or put the devices on fsdp or data")
+            raise UserError(f"tp={tp} doesn't divide {name}={count}: choose a tp that divides both, or put the devices on fsdp or data")
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

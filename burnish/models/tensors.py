@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from burnish.config.errors import UserError
 from burnish.models.sharding import shardings
 from burnish.models.transformer import Params, ParamSpec
 
@@ -30,7 +31,7 @@ TensorName = Callable[[tuple[str, ...], int], str]
 """(path of a leaf, layer) → the name of the tensor that holds it."""
 
 
-class BadWeights(ValueError):
+class BadWeights(UserError):
     """Tensors don't fit the model. The message lists every one."""
 
 

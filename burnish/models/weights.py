@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from burnish.config.errors import MissingFile, UserError
 from burnish.models import families, lora, tensors
 from burnish.models.config import ModelConfig
 from burnish.models.sharding import check_mesh
@@ -94,7 +95,7 @@ def load_adapter(folder: str | Path, config: ModelConfig, *, dtype: Any = jnp.fl
     described = lora.read_adapter_config(_read_json(folder / "adapter_config.json"), where=str(folder / "adapter_config.json"))
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} doesn't exist; an adapter folder holds it beside adapter_config.json")
+        raise MissingFile(f"{path} doesn't exist; an adapter folder holds it beside adapter_config.json")
     tree = tensors.leaves(lora.adapter_spec(config, rank=described.rank, targets=described.targets), lora.adapter_tensor_name)
     with ExitStack() as stack:
         files = tensors.TensorFiles([path], stack)
@@ -120,12 +121,12 @@ def _weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
-            raise FileNotFoundError(f"{index} names files that aren't there: {', '.join(absent)}; fetch the folder again")
+            raise MissingFile(f"{index} names files that aren't there: {', '.join(absent)}; fetch the folder again")
         return files
     if not single.is_file():
         others = sorted(path.name for path in folder.glob("*.bin"))
         hint = f"; it holds {', '.join(others)}: convert them to safetensors" if others else ""
-        raise FileNotFoundError(f"{folder} holds neither {single.name} nor {index.name}{hint}")
+        raise MissingFile(f"{folder} holds neither {single.name} nor {index.name}{hint}")
     return [single]
 
 
@@ -149,9 +150,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} doesn't exist; give a folder that holds {path.name}") from None
+        raise MissingFile(f"{path} doesn't exist; give a folder that holds {path.name}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} isn't valid JSON: {error}") from error
+        raise UserError(f"{path} isn't valid JSON: {error}") from error
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

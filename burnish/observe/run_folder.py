@@ -22,12 +22,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from burnish.config.errors import UserError
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 State = Literal["running", "complete", "failed"]
 
 
-class RunFolderError(RuntimeError):
+class RunFolderError(UserError):
     """The folder can't be used: owned by another process, holding another run's files, or not where it should be."""
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from burnish.types import Group, Status, Trajectory
 
-TrajectoryKey = tuple[tuple[int, int], int]
+Rewards: TypeAlias = Sequence[SupportsFloat | None]
+TrajectoryKey: TypeAlias = tuple[tuple[int, int], int]
 """(group id, sample): what an episode is called, whatever row or batch it ends up in."""
 
 
@@ -30,7 +31,7 @@ class Advantages:
 
 @runtime_checkable
 class Estimator(Protocol):
-    def __call__(self, rewards: Sequence[float | None], group_ids: Sequence[Hashable], /, *, valid: np.ndarray) -> Advantages: ...
+    def __call__(self, rewards: Rewards, group_ids: Sequence[Hashable], /, *, valid: np.ndarray) -> Advantages: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class GroupCounts:
 
 
 def group_relative(
-    rewards: Sequence[float | None],
+    rewards: Rewards,
     group_ids: Sequence[Hashable],
     /,
     *,
@@ -70,7 +71,7 @@ def group_relative(
     return Advantages(out.astype(np.float32), valid)
 
 
-def leave_one_out(rewards: Sequence[float | None], group_ids: Sequence[Hashable], /, *, valid: np.ndarray) -> Advantages:
+def leave_one_out(rewards: Rewards, group_ids: Sequence[Hashable], /, *, valid: np.ndarray) -> Advantages:
     """Each reward minus the mean of the others in its group (RLOO, arXiv:2402.14740).
 
     A_i = r_i - sum_{j != i} r_j / (n - 1) = n / (n - 1) * (r_i - mean). Exactly 0 in a constant group and in a group of one.
@@ -83,7 +84,7 @@ def leave_one_out(rewards: Sequence[float | None], group_ids: Sequence[Hashable]
     return Advantages(out.astype(np.float32), valid)
 
 
-def count_groups(rewards: Sequence[float | None], group_ids: Sequence[Hashable], /, *, valid: np.ndarray) -> GroupCounts:
+def count_groups(rewards: Rewards, group_ids: Sequence[Hashable], /, *, valid: np.ndarray) -> GroupCounts:
     """Count the groups that can't teach anything: `group/zero_std_fraction` is constant / (groups - empty)."""
     values, valid = _clean(rewards, valid)
     constant = sum(_is_constant(values[rows]) for rows in _groups(group_ids, valid))
@@ -109,9 +110,9 @@ def credit(groups: Sequence[Group], estimator: Estimator, *, train_truncated: bo
     return {(t.group, t.sample): float(value) for t, value, ok in keyed if ok}
 
 
-def _clean(rewards: Sequence[float | None], valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _clean(rewards: Rewards, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rewards as float64 with 0 at the missing ones, and validity that a missing or non-finite reward has taken away."""
-    values = np.array([np.nan if r is None else r for r in rewards], np.float64)
+    values = np.array([np.nan if r is None else float(r) for r in rewards], np.float64)
     if values.shape != np.shape(valid):
         raise ValueError(f"one validity a reward: got {values.shape[0]} rewards and validity of shape {np.shape(valid)}")
     valid = np.asarray(valid, bool) & np.isfinite(values)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Int32
 
 from burnish.rl.batch import Array, TokenBatch
 from burnish.rl.losses import Mean, PerToken, clean
@@ -24,17 +24,17 @@ class Aggregate(Protocol):
 
 def token_mean(per_token: PerToken, batch: TokenBatch, /) -> Mean:
     """sum of losses / number of tokens: every token weighs the same, long episodes more (DAPO, arXiv:2503.14476)."""
-    return _weighted(per_token, batch, jnp.ones(batch.mask.shape, jnp.float32))
+    return _weighted(per_token, batch, jnp.ones_like(batch.sequence_tokens))
 
 
 def sequence_mean(per_token: PerToken, batch: TokenBatch, /) -> Mean:
     """Mean over episodes of their token means: every episode weighs the same, its tokens less if it is long (GRPO, arXiv:2402.03300)."""
-    return _weighted(per_token, batch, 1.0 / batch.sequence_tokens.astype(jnp.float32))
+    return _weighted(per_token, batch, batch.sequence_tokens)
 
 
 def prompt_mean(per_token: PerToken, batch: TokenBatch, /) -> Mean:
     """Mean over groups of their token means: every prompt weighs the same (ScaleRL, arXiv:2510.13786)."""
-    return _weighted(per_token, batch, 1.0 / batch.prompt_tokens.astype(jnp.float32))
+    return _weighted(per_token, batch, batch.prompt_tokens)
 
 
 def fixed_length_mean(per_token: PerToken, batch: TokenBatch, /, *, length: int) -> Mean:
@@ -43,6 +43,8 @@ def fixed_length_mean(per_token: PerToken, batch: TokenBatch, /, *, length: int)
     return Mean(total, sequence_mean(per_token, batch).weight)
 
 
-def _weighted(per_token: PerToken, batch: TokenBatch, weights: Float[Array, "R M"]) -> Mean:
-    values, weights = clean(per_token, batch.mask), clean(weights, batch.mask)
-    return Mean(jnp.sum(values * weights.astype(values.dtype)), jnp.sum(weights))
+def _weighted(per_token: PerToken, batch: TokenBatch, shares: Int32[Array, "R M"]) -> Mean:
+    """Each token weighs one over `shares`: how many tokens share a weight of 1."""
+    values = clean(per_token, batch.mask)
+    weights = clean(1.0 / shares.astype(values.dtype), batch.mask)
+    return Mean(jnp.sum(values * weights), jnp.sum(weights))

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from typing import Literal
 
+from burnish.config.errors import UserError
 from burnish.config.schema import AlgorithmConfig, GRPOConfig
 from burnish.rl import aggregate, losses
 from burnish.rl.advantages import Estimator, group_relative
@@ -40,17 +41,15 @@ class Algorithm:
     train_truncated: bool
 
 
-def from_config(
-    config: GRPOConfig, *, num_mini_batches: int = 1, loss: Loss | None = None, advantage: Estimator | None = None
-) -> Algorithm:
+def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Estimator | None = None) -> Algorithm:
     """The algorithm that a configuration describes, with the policy loss or the advantage replaced by the user's own if given.
 
-    num_mini_batches: mini-batches a step. With one, updated from once, the policy at the update is the one that sampled, so its own
-    log-probs are the anchor and "old" costs nothing; otherwise they are computed before the step's first update. A user's loss still gets
-    the KL penalty of `beta`. Raises ValueError for a group of one under a baseline that needs others.
+    A user's loss still gets the KL penalty of `beta`. With one update a step the policy is still the one that sampled, its own log-probs
+    are the anchor, and "old" isn't needed; it is with several iterations, and a learner adds it when its plan has several mini-batches a
+    step. Raises `UserError` for a group of one under a baseline that needs others.
     """
     if advantage is None and config.num_generations < 2:
-        raise ValueError(
+        raise UserError(
             f"algorithm.num_generations is {config.num_generations}, but {config.name} compares the completions of a prompt with each "
             "other, so every advantage would be 0: use at least 2"
         )
@@ -59,7 +58,7 @@ def from_config(
         estimator = {"k1": losses.k1, "k2": losses.k2, "k3": losses.k3}[config.kl_estimator]
         policy_loss = losses.with_kl(policy_loss, beta=config.beta, estimator=estimator)
     needed: set[Score] = set()
-    if num_mini_batches * config.num_iterations > 1:
+    if config.num_iterations > 1:
         needed.add("old")
     if config.beta > 0:
         needed.add("reference")
@@ -87,4 +86,4 @@ def aggregation(config: AlgorithmConfig) -> Aggregate:
             return aggregate.prompt_mean
         case "fixed_length_mean" if config.fixed_length is not None:
             return functools.partial(aggregate.fixed_length_mean, length=config.fixed_length)
-    raise ValueError("algorithm.aggregation is fixed_length_mean, which needs algorithm.fixed_length, a number of tokens")
+    raise UserError("algorithm.aggregation is fixed_length_mean, which needs algorithm.fixed_length, a number of tokens")

@@ -86,7 +86,7 @@ def build_batch(
     see `lay_out`. shape: static sizes from `plan_shape` or `fit_shape`; None takes `fit_shape`'s.
     """
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
-    shape = shape or _shape_of(rows, groups)
+    shape = shape or fit_shape(groups, advantages, layout=layout, row_tokens=row_tokens)
     if len(rows) > shape.rows:
         raise ValueError(f"the episodes fill {len(rows)} rows, the shape has {shape.rows}: use fewer groups or a larger shape")
     grid, scored = (shape.rows, shape.columns), (shape.rows, shape.targets)
@@ -125,15 +125,14 @@ def fit_shape(
 ) -> BatchShape:
     """The smallest bucketed shape that holds the groups: lengths vary from step to step, buckets rarely, so a run compiles few programs.
 
+    Where a row is a group or an episode, those without credit keep their (empty) row: that costs less than a compilation.
     rows_multiple: the devices that rows are spread over, times the parts that `split_rows` cuts. `plan_shape` is the other way.
     """
-    return _shape_of(lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens), groups, rows_multiple=rows_multiple)
-
-
-def _shape_of(rows: Sequence[Row], groups: Sequence[Group], *, rows_multiple: int = 1) -> BatchShape:
+    rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
     trajectories = [t for group in groups for t in group.trajectories]
+    fixed = len(trajectories) if layout == "padded" else len(groups) if layout == "shared" and row_tokens is None else 0
     return BatchShape(
-        rows=bucket(len(rows), multiple=rows_multiple),
+        rows=bucket(max(len(rows), fixed), multiple=rows_multiple),
         columns=bucket(max((len(row.tokens) for row in rows), default=0), multiple=64),
         targets=bucket(max((row.num_targets for row in rows), default=0), multiple=32),
         sequences=len(trajectories),

@@ -8,8 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Protocol, runtime_checkable
 
-from burnish.config.schema import AlgorithmConfig, TrainingConfig
+from burnish.config.errors import UserError
+from burnish.config.schema import TrainingConfig
+
+
+@runtime_checkable
+class Repeats(Protocol):
+    """What an algorithm, as a configuration or as a record, says about counts."""
+
+    @property
+    def num_generations(self) -> int: ...
+
+    @property
+    def num_iterations(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,8 +43,8 @@ class BatchPlan:
     num_iterations: int
 
     @classmethod
-    def from_config(cls, training: TrainingConfig, algorithm: AlgorithmConfig) -> BatchPlan:
-        """Fill in defaults and check what must divide what. Raises ValueError that names both numbers and a size that would do."""
+    def from_config(cls, training: TrainingConfig, algorithm: Repeats) -> BatchPlan:
+        """Fill in defaults and check what must divide what. Raises `UserError` that names both numbers and a size that would do."""
         batch = training.batch_size
         mini_batch = training.mini_batch_size or batch
         train_micro = training.train_micro_batch_size or mini_batch
@@ -93,7 +106,7 @@ def _check_divides(name: str, size: int, whole_name: str, whole: int) -> None:
     if whole % size:
         fitting = max(d for d in range(1, min(size, whole) + 1) if whole % d == 0)
         larger = -(-whole // size) * size
-        raise ValueError(
+        raise UserError(
             f"training.{name} is {size} and must divide training.{whole_name}, which is {whole}: use {name} {fitting}, or {whole_name} "
             f"{larger}"
         )

@@ -227,6 +227,11 @@ class RLLearner:
             yield
         self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
 
+    def save(self, folder: Path, *, step: int) -> Path:
+        """Commit weights, optimizer, and where the data stands, as checkpoint `step`. Call it from `on_step`: the producer waits then."""
+        extra = {"step": step, "version": self.cluster.version, "seed": self._run.seed, "data": self._stream.cursor()}
+        return self.cluster.save(folder, step=step, extra=extra)
+
     # -------------------------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self) -> dict[str, Evaluation]:
@@ -237,7 +242,9 @@ class RLLearner:
         return asyncio.run(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
 
     def _evaluation_samplings(self) -> dict[str, SamplingParams]:
-        return {way: self._params(sampling) for way, sampling in evaluation_samplings(self._rollout, compare=self._training.compare).items()}
+        return {
+            way: self._params(sampling) for way, sampling in evaluation_samplings(self._rollout, compare=self._training.compare).items()
+        }
 
     def _evaluate(self, label: str, step: int, result: TrainResult) -> None:
         with self._timed("evaluate"):

@@ -126,7 +126,9 @@ def _require_some_success(groups: Sequence[Group]) -> None:
     if trajectories and len(failed) == len(trajectories):
         raise RolloutFailed(f"all {len(failed)} episodes of the first batch failed; the first ({failed[0].status}): {failed[0].error}")
     if trajectories and all(t.reward is None for t in trajectories):
-        raise RolloutFailed(f"none of the {len(trajectories)} episodes of the first batch has a reward: every reward function returned None")
+        raise RolloutFailed(
+            f"none of the {len(trajectories)} episodes of the first batch has a reward: every reward function returned None"
+        )
 
 
 __all__ = ["Chunk", "Producer", "RolloutFailed"]

@@ -57,9 +57,7 @@ def training_stream(
     return stream
 
 
-def held_out_prompts(
-    eval_ds: Iterable[Any], *, count_tokens: CountTokens | None, max_tokens: int, policy: OverlongPolicy
-) -> list[Prompt]:
+def held_out_prompts(eval_ds: Iterable[Any], *, count_tokens: CountTokens | None, max_tokens: int, policy: OverlongPolicy) -> list[Prompt]:
     """Every prompt of the evaluation data, in order."""
     return [prompt for source in _sources(eval_ds, "eval") for prompt in limited(source, count_tokens, max_tokens, policy).prompts]
 

@@ -1,22 +1,28 @@
-"""Models of a few kB for tests: a configuration of each family, and a whole model folder with a tokenizer.
+"""Models of a few kB for tests: a configuration of each family, whole model folders, weights that other libraries can rebuild.
 
 Owns sizes and seeds only; the tokenizers are `byte_tokenizer.py`. Used by the tests of every room that needs a model.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from burnish.models import families, transformer, weights
+from burnish.models import families, tensors, transformer, weights
 from burnish.models.config import ModelConfig, RopeConfig
 from burnish.testing.byte_tokenizer import make_byte_tokenizer, make_tiny_tokenizer
 
 
-def tiny_config(family: str = "llama", *, vocab_size: int = 97, width: int = 32, num_layers: int = 2) -> ModelConfig:
+def tiny_config(family: str = "llama", *, vocab_size: int = 96, width: int = 32, num_layers: int = 2) -> ModelConfig:
     """A small model with everything that its family has: grouped heads, biases, q/k-norm, heads wider than their share of the width."""
     shape = families.FAMILIES[family]
     return ModelConfig(
@@ -34,6 +40,21 @@ def tiny_config(family: str = "llama", *, vocab_size: int = 97, width: int = 32,
         tied_head=family != "qwen3",
         max_positions=512,
     )
+
+
+def recipe_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A tensor that is a function of its name and shape, in numpy's frozen legacy stream: two libraries build the same model from it."""
+    noise = 0.2 * np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    return noise + 1 if name.endswith("norm.weight") else noise
+
+
+def write_recipe_model(folder: str | Path, raw_config: Mapping[str, Any]) -> None:
+    """Write the model of a `config.json` with `recipe_tensor` weights, by the names that Hugging Face gives them."""
+    folder = Path(folder)
+    tree = tensors.leaves(transformer.spec(families.read_config(raw_config)), families.tensor_name)
+    values = {name: recipe_tensor(name, leaf.tensor_shape) for leaf in tensors.flat(tree) for name in leaf.tensors}
+    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(raw_config), encoding="utf-8")
 
 
 def write_tiny_model(

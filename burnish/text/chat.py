@@ -20,6 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from burnish.config.errors import UserError
 from burnish.text.tokenizer import Tokenizer, configured_ids, read_json
 from burnish.types import Message
 
@@ -46,13 +47,13 @@ class ChatTemplate:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
             parsed = [environment.parse(source) for source in sources.values()]
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template isn't valid jinja2, line {error.lineno}: {error.message}") from error
+            raise UserError(f"the chat template isn't valid jinja2, line {error.lineno}: {error.message}") from error
         # Names that are read, not jinja2's undeclared ones: templates set their own default where an option isn't defined.
         _check_kwargs(self._kwargs, {name.name for tree in parsed for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"})
         ends = (*eos_ids, tokenizer.eos_id, self._end_of_turn())
         self.stop_ids = tuple(dict.fromkeys(index for index in ends if index is not None))
         if not self.stop_ids:
-            raise ValueError("no id ends a turn: the template closes a turn with none; set eos_token_id in generation_config.json")
+            raise UserError("no id ends a turn: the template closes a turn with none; set eos_token_id in generation_config.json")
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: Tokenizer, *, template_kwargs: Mapping[str, Any] | None = None) -> ChatTemplate:
@@ -86,14 +87,12 @@ class ChatTemplate:
         rendered = self._render(_replace(list(messages), hidden), _replace(tools, hidden), add_generation_prompt)
         pieces = list(self._tokenizer.split_special(rendered))
         if self._encode_pieces(pieces, {}) != self._tokenizer.encode(rendered, parse_special=True):
-            raise ValueError(
-                f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens"
-            )
+            raise UserError(f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens")
         return self._encode_pieces(pieces, {character: special for special, character in hidden.items()})
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> str:
         if not messages:
-            raise ValueError("a conversation needs at least one message")
+            raise UserError("a conversation needs at least one message")
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
         variables = {**self._tokenizer.named_tokens, **self._kwargs}
@@ -103,7 +102,7 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in present)
-            raise ValueError(f"the chat template refused messages of the roles {roles}: {error}") from error
+            raise UserError(f"the chat template refused messages of the roles {roles}: {error}") from error
 
     def _hidden_characters(self, texts: list[str]) -> dict[str, str]:
         """Special tokens that occur in `texts` → a private character each that doesn't."""
@@ -169,7 +168,7 @@ def _check_kwargs(kwargs: Mapping[str, Any], variables: set[str]) -> None:
         if name in ARGUMENTS or name not in variables:
             nearest = difflib.get_close_matches(name, variables - ARGUMENTS, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise ValueError(f"chat_template_kwargs has {name!r}, which isn't an option of this chat template{hint}")
+            raise UserError(f"chat_template_kwargs has {name!r}, which isn't an option of this chat template{hint}")
 
 
 def _sources(folder: Path) -> dict[str, str]:
@@ -179,7 +178,7 @@ def _sources(folder: Path) -> dict[str, str]:
     entry = read_json(folder / "tokenizer_config.json").get("chat_template")
     sources: dict[str, Any] = {named["name"]: named["template"] for named in entry} if isinstance(entry, list) else {"default": entry}
     if not isinstance(sources.get("default"), str):
-        raise ValueError(
+        raise UserError(
             f"{folder} has no chat template: chat_template.jinja or `chat_template` in tokenizer_config.json; is it a base model?"
         )
     return sources

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from burnish.config.errors import MissingFile, UserError
+
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
@@ -46,12 +48,12 @@ class Tokenizer:
         BOS, EOS and padding are what tokenizer_config.json (else special_tokens_map.json) names. EOS without a name is the first
         `eos_token_id` of generation_config.json (else config.json). Padding without a name is their `pad_token_id`, else EOS, else id 0:
         any id with an embedding serves, since masks come from lengths and stop reasons, never from `ids != pad`.
-        Raises FileNotFoundError without tokenizer.json, ValueError for a name or an id that can't be right.
+        Raises `MissingFile` without tokenizer.json, ValueError for a name or an id that can't be right.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(f"no {path}; a folder without it can be converted by transformers: AutoTokenizer, then save_pretrained")
+            raise MissingFile(f"no {path}; a folder without it can be converted by transformers: AutoTokenizer, then save_pretrained")
         markup, literal = (_backend(path) for _ in range(2))
         literal.encode_special_tokens = True
         vocab_size = 1 + max(markup.get_vocab(with_added_tokens=True).values())
@@ -63,7 +65,7 @@ class Tokenizer:
         eos_id = ids.get("eos_token", next(iter(configured_ids(folder, "eos_token_id", embedding_size)), None))
         pad_ids = () if "pad_token" in ids else configured_ids(folder, "pad_token_id", embedding_size)
         if len(pad_ids) > 1:
-            raise ValueError(f"pad_token_id in {folder} is {list(pad_ids)}, expected one id; name a pad_token in tokenizer_config.json")
+            raise UserError(f"pad_token_id in {folder} is {list(pad_ids)}, expected one id; name a pad_token in tokenizer_config.json")
         special = sorted(
             (token for token in markup.get_added_tokens_decoder().values() if token.special), key=lambda token: -len(token.content)
         )
@@ -85,7 +87,7 @@ class Tokenizer:
         backend = self._markup if parse_special else self._literal
         ids = backend.encode(text, add_special_tokens=False).ids
         if ids and max(ids) >= self.embedding_size:
-            raise ValueError(f"{backend.id_to_token(max(ids))!r} has id {max(ids)}, but the model embeds only {self.embedding_size} ids")
+            raise UserError(f"{backend.id_to_token(max(ids))!r} has id {max(ids)}, but the model embeds only {self.embedding_size} ids")
         return ids
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
@@ -117,9 +119,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} isn't valid JSON: {error}") from error
+        raise UserError(f"{path} isn't valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, expected an object")
+        raise UserError(f"{path} holds a {type(value).__name__}, expected an object")
     return value
 
 
@@ -131,7 +133,7 @@ def configured_ids(folder: Path, key: str, embedding_size: int) -> tuple[int, ..
             continue
         ids = value if isinstance(value, list) else [value]
         if not all(type(index) is int and 0 <= index < embedding_size for index in ids):
-            raise ValueError(f"{key} in {path} is {value!r}, expected an id from 0 to {embedding_size - 1}; correct it there")
+            raise UserError(f"{key} in {path} is {value!r}, expected an id from 0 to {embedding_size - 1}; correct it there")
         return tuple(ids)
     return ()
 
@@ -153,7 +155,7 @@ def _named_tokens(folder: Path) -> dict[str, str]:
             continue
         text = value.get("content") if isinstance(value, dict) else value
         if not isinstance(text, str):
-            raise ValueError(f"{role} in {folder} is {value!r}, expected one token's text; correct tokenizer_config.json")
+            raise UserError(f"{role} in {folder} is {value!r}, expected one token's text; correct tokenizer_config.json")
         named[role] = text
     return named
 
@@ -162,7 +164,7 @@ def _named_id(backend: tokenizers.Tokenizer, role: str, text: str, embedding_siz
     index = backend.token_to_id(text)
     if index is None or index >= embedding_size:
         known = "tokenizer.json doesn't know it" if index is None else f"its id {index} is beyond the model's {embedding_size} embeddings"
-        raise ValueError(f"{role} is {text!r}, but {known}; name another one in tokenizer_config.json")
+        raise UserError(f"{role} is {text!r}, but {known}; name another one in tokenizer_config.json")
     return index
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from burnish.config.errors import UserError
 from burnish.config.schema import OptimizerConfig
 from burnish.models.transformer import Params
 
@@ -45,7 +46,9 @@ def make_schedule(config: OptimizerConfig, *, total_updates: int) -> Schedule:
     """0 rising to the peak over `warmup_updates`, then constant, or falling to `min_ratio` of the peak at `total_updates`."""
     peak, warmup = config.learning_rate, config.warmup_updates
     if config.schedule != "constant" and total_updates <= warmup:
-        raise ValueError(f"a {config.schedule} schedule of {total_updates} updates has no room after a warm-up of {warmup}: shorten the warm-up")
+        raise UserError(
+            f"a {config.schedule} schedule of {total_updates} updates has no room after a warm-up of {warmup}: shorten the warm-up"
+        )
     falling = total_updates - warmup
     if config.schedule == "constant":
         after = optax.constant_schedule(peak)
@@ -68,7 +71,10 @@ def _rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfor
             return optax.chain(optax.scale_by_factored_rms(epsilon=config.eps**2), optax.clip_by_block_rms(1.0), rate)
         case "muon":
             muon = optax.contrib.scale_by_muon(beta=config.b1, eps=config.eps, weight_dimension_numbers=_last_two_axes)
-            rules = {"muon": optax.chain(muon, optax.stateless(_as_large_as_adam)), "adam": optax.scale_by_adam(config.b1, config.b2, config.eps)}
+            rules = {
+                "muon": optax.chain(muon, optax.stateless(_as_large_as_adam)),
+                "adam": optax.scale_by_adam(config.b1, config.b2, config.eps),
+            }
             return optax.chain(optax.partition(rules, _muon_or_adam), rate)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
+from burnish.config.errors import BurnishError
 from burnish.models.transformer import Params
 from burnish.observe.metrics import Metric
 from burnish.pytree import pytree
@@ -22,7 +23,7 @@ LAST = frozenset({"optim/learning_rate"})
 SUMS = frozenset({"optim/skipped_updates"})
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(BurnishError):
     """Too many updates in a row had a NaN or an infinity; none of them was applied."""
 
 

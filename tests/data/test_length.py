@@ -64,7 +64,7 @@ def test_left_keeps_the_prompts_and_counts_those_to_cut() -> None:
 
 
 def test_error_names_the_prompt_and_both_lengths() -> None:
-    with pytest.raises(DataError, match="s:1: the prompt has 5 tokens, `data.max_prompt_tokens` is 4"):
+    with pytest.raises(DataError, match="s:1: the prompt has 5 tokens, `rollout.max_prompt_tokens` is 4"):
         limit_prompts(from_rows(["a", "a" * 5], name="s"), count_tokens=count_letters, max_tokens=4, policy="error")
 
 

@@ -51,7 +51,9 @@ def test_a_missing_prompt_column_names_the_columns_there_are() -> None:
         from_rows([{"question": "q", "gold": "g"}], name="s")
 
 
-@pytest.mark.parametrize("row", [7, ["a"], {"prompt": []}, {"prompt": 3}, {"prompt": ["text"]}, {"prompt": [{"role": "user", "content": 3}]}])
+@pytest.mark.parametrize(
+    "row", [7, ["a"], {"prompt": []}, {"prompt": 3}, {"prompt": ["text"]}, {"prompt": [{"role": "user", "content": 3}]}]
+)
 def test_a_row_that_is_no_prompt_is_named(row: object) -> None:
     with pytest.raises(DataError, match="s: row 0"):
         from_rows([row], name="s")  # type: ignore[list-item]

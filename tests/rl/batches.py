@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from burnish.rl.batch import TokenBatch
 from burnish.types import Group, Prompt, Status, Trajectory
 
 
-def scored(mask, advantages=0.0, *, sequences=None, prompts=None, sampler_logps=0.0) -> TokenBatch:
+def scored(
+    mask: ArrayLike,
+    advantages: ArrayLike = 0.0,
+    *,
+    sequences: ArrayLike | None = None,
+    prompts: ArrayLike | None = None,
+    sampler_logps: ArrayLike = 0.0,
+) -> TokenBatch:
     """A batch of which only the [R, M] half matters: by default a row is an episode and its own group."""
     mask = np.array(mask, bool)
     rows, width = mask.shape

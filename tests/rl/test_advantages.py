@@ -61,7 +61,7 @@ def test_leave_one_out_values():
 def test_batch_scale_divides_by_the_deviation_of_all_valid_rewards():
     got = group_relative([0, 1, 5, 5, 9], list("aabbc"), valid=np.array([1, 1, 1, 1, 0], bool), scale="batch")
     deviation = np.std([0, 1, 5, 5], ddof=1)
-    np.testing.assert_allclose(got.values, [-0.5 / deviation, 0.5 / deviation, 0, 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(got.values, np.array([-0.5, 0.5, 0, 0, 0]) / deviation, rtol=1e-5)
 
 
 def test_missing_reward_leaves_the_baseline_and_the_loss_B001():

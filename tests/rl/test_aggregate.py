@@ -142,7 +142,7 @@ def test_every_cut_gives_the_loss_and_gradient_of_the_whole_B023_R61(loss, aggre
 
     whole_gradient, whole = accumulate([(batch, slice(0, 8))])
     assert np.abs(whole_gradient).max() > 1e-3
-    cuts = {k: [(p, slice(i * 8 // k, (i + 1) * 8 // k)) for i, p in enumerate(split_rows(batch, k))] for k in (2, 4, 8)}
+    cuts = {f"{k} parts": [(p, slice(i * 8 // k, (i + 1) * 8 // k)) for i, p in enumerate(split_rows(batch, k))] for k in (2, 4, 8)}
     cuts["ragged"] = [(jax.tree.map(lambda x, s=s: x[s], batch), s) for s in (slice(0, 2), slice(2, 3), slice(3, 8))]
     for name, cut in cuts.items():
         slope, value = accumulate(cut)

@@ -178,4 +178,13 @@ def test_more_requests_than_slots_are_all_answered(make_engine: MakeEngine) -> N
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.slots) == (0, 0, 8)
     assert stats.tokens == sum(1 + i % 9 for i in range(30))
-    assert stats.kv_bytes == 2 * 2 * 8 * 2 * 128 * 8 * 4  # keys and values, layers, slots, kv heads, context, head_dim, bytes
+
+
+def test_the_cache_follows_the_longest_sequence(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    one = 2 * 2 * 8 * 2 * 64 * 8 * 4  # keys and values, layers, slots, kv heads, capacity, head_dim, bytes
+    sizes = []
+    for max_tokens in (12, 60, 120, 70, 12):
+        assert len(generate(engine, [request(max_tokens=max_tokens)])[0].ids) == max_tokens
+        sizes.append(engine.stats().kv_bytes)
+    assert sizes == [one, one, 2 * one, 2 * one, one]

@@ -5,9 +5,11 @@ import dataclasses
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
 from burnish import faults
 from burnish.models import transformer
@@ -21,7 +23,7 @@ PROMPT = (5, 6, 7, 8)
 LEAVES = ["embed", "final_norm", "head", *(f"layers.{name}" for name in transformer.spec(CONFIG)["layers"])]
 
 
-async def update(engine: NativeEngine, leaves: dict, version: int) -> None:
+async def update(engine: NativeEngine, leaves: dict[str, Array], version: int) -> None:
     await engine.begin_update(version)
     for name, array in leaves.items():
         await engine.push(name, array)
@@ -76,8 +78,7 @@ def test_a_tied_head_follows_the_embedding(make_engine: MakeEngine) -> None:
 
 def test_the_engine_owns_its_weights(params: transformer.Params, make_engine: MakeEngine) -> None:
     """A trainer that donates or deletes what it pushed takes nothing from the sampler."""
-    mine = {name: jnp.array(value, copy=True) for name, value in params.items() if name != "layers"}
-    mine["layers"] = {name: jnp.array(value, copy=True) for name, value in params["layers"].items()}
+    mine = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
     engine = make_engine(mine)
     pushed = jnp.array(params["embed"], copy=True)
     run(update(engine, {"embed": pushed}, 1))
@@ -144,7 +145,7 @@ def test_cancelling_frees_the_slot_and_returns_what_there_is(make_engine: MakeEn
         assert out.stop is StopReason.CANCELLED and 0 < len(out.ids) < 120 and len(out.ids) == len(out.logps)
         assert len((await next_one).ids) == 2
         tasks[4].cancel()
-        assert [len(out.ids) for i, out in enumerate(await asyncio.gather(*tasks, return_exceptions=True)) if i not in (3, 4)] == [120] * 6
+        assert [len((await task).ids) for i, task in enumerate(tasks) if i not in (3, 4)] == [120] * 6
 
     run(story())
     assert engine.stats().running == 0

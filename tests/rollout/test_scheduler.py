@@ -76,7 +76,7 @@ def test_keys_depend_on_the_whole_path_and_on_nothing_else() -> None:
 
     paths = [(0,), (0, 0), (1, 23), (12, 3), (2**70,), (-1,), ()]
     assert len({key(*path) for path in paths}) == len(paths)
-    assert key(1, 2, 3) == key(*np.array([1, 2, 3])) == (3046164223, 2164853436)
+    assert key(1, 2, 3) == key(*np.array([1, 2, 3])) == (1989434132, 1352583206)
 
 
 @pytest.mark.parametrize(

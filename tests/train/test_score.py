@@ -16,7 +16,9 @@ from burnish.train.score import HeadOptions, entropy, target_scores, token_logps
 ROWS, LENGTH, TARGETS, WIDTH, VOCAB = 2, 12, 9, 8, 50
 
 
-def batch_of(columns: np.ndarray, ids: np.ndarray, mask: np.ndarray, *, temperature: float = 1.0, kept: np.ndarray | None = None) -> TokenBatch:
+def batch_of(
+    columns: np.ndarray, ids: np.ndarray, mask: np.ndarray, *, temperature: float = 1.0, kept: np.ndarray | None = None
+) -> TokenBatch:
     """A batch of which only what scoring reads matters."""
     rows, targets = columns.shape
     grid = np.zeros((rows, LENGTH), np.int32)

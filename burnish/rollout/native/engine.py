@@ -24,7 +24,7 @@ from burnish.models.transformer import Adapter, Params, Precision
 from burnish.observe.trace import span
 from burnish.rollout.draft import DecodeText
 from burnish.rollout.engine import EngineClosed, EngineStats
-from burnish.rollout.native.cache import allocate
+from burnish.rollout.native.cache import allocate, capacity_for, resize
 from burnish.rollout.native.decode import Slots, decode, prefill
 from burnish.rollout.native.host_state import prompt_rows, slot_state
 from burnish.rollout.native.layout import Layout
@@ -74,8 +74,7 @@ class NativeEngine:
             raise ValueError(f"context must be between 2 and the model's {config.max_positions} positions, got {context}")
         place = NamedSharding(mesh, PartitionSpec()) if mesh is not None else SingleDeviceSharding(jax.local_devices()[0])
         self._layout = Layout.build(config, params, adapter, precision=precision, place=place)
-        self._cache = jax.device_put(allocate(config, slots=slots, context=context, precision=precision), place)
-        self._kv_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._cache))
+        self._cache = jax.device_put(allocate(config, slots=slots, capacity=capacity_for(1), precision=precision), place)
         self._scheduler = Scheduler(slots=slots, prefill_rows=prefill_rows, context=context)
         self._config, self._mesh, self._version, self._decode_text = config, mesh, version, decode_text
         self._context, self._prefill_rows, self._decode_chunk, self._max_kept = context, prefill_rows, decode_chunk, max_kept
@@ -159,7 +158,8 @@ class NativeEngine:
 
     def stats(self) -> EngineStats:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        return EngineStats(len(self._scheduler.slots), running, waiting, self._kv_bytes, self._num_tokens)
+        kv_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self._cache)
+        return EngineStats(len(self._scheduler.slots), running, waiting, kv_bytes, self._num_tokens)
 
     async def close(self) -> None:
         """Stop after the program that is running. Callers that wait get `EngineClosed`. Closing twice is fine."""
@@ -216,10 +216,13 @@ class NativeEngine:
         for job in self._scheduler.forsaken():
             self._scheduler.release(job)
         self._apply_update()
+        idle = not self._scheduler.running
         while self._update is None and (plans := self._scheduler.admit()):
+            self._fit(shrink=idle)
             for plan in plans:
                 self._prefill(plan)
         if self._scheduler.running:
+            self._fit(shrink=False)
             self._decode()
 
     def _listen(self) -> None:
@@ -259,6 +262,13 @@ class NativeEngine:
         if self._update is not None and self._update.commit is not None:
             _settle(self._update.commit, RuntimeError(f"the update to version {self._update.version} was aborted"))
         self._update = None
+
+    def _fit(self, *, shrink: bool) -> None:
+        """Give the cache room for what may be written before the next look at the queue; an idle engine may also give room back."""
+        capacity = capacity_for(self._scheduler.reach(self._decode_chunk))
+        current = self._cache[0].keys.shape[-1]
+        if capacity > current or (shrink and capacity < current):
+            self._cache = resize(self._cache, capacity=capacity)
 
     def _prefill(self, plan: Prefill) -> None:
         jobs = [(slot, self._scheduler.seated(slot)) for targets in plan.targets for slot in targets]

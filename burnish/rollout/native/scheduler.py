@@ -90,6 +90,15 @@ class Scheduler:
             for i in range(0, len(prompts), self._prefill_rows)
         ]
 
+    def reach(self, num_tokens: int) -> int:
+        """Positions that the longest running sequence needs for `num_tokens` more, padding of its prompt included."""
+
+        def need(draft: Draft) -> int:
+            length, count = len(draft.request.prompt_ids), len(draft.ids)
+            return max(bucket(length, self._context), length + min(count + num_tokens, draft.budget))
+
+        return max((need(job.draft) for _, job in self.running), default=1)
+
     def release(self, job: Job) -> None:
         """Take a job out, wherever it is."""
         if job in self.waiting:

@@ -1,0 +1,174 @@
+"""What every family of models must hold, whatever its configuration. No other library is needed: parity is the parity lane's.
+
+    check_family(tiny_config("qwen3"), tmp_path)
+
+Owns the laws: saved and loaded is the same bit by bit; packing, sharing a prompt, decoding over a cache and sharding over devices change
+nothing. Called by the tests of `models`, and by anyone who adds a family. A violation is an `AssertionError` that names the law.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from jaxtyping import Array, Float, Int
+
+from burnish.models import weights
+from burnish.models.attention import Visibility
+from burnish.models.config import ModelConfig
+from burnish.models.sharding import batch_sharding, shardings
+from burnish.models.transformer import Params, block, embed, forward, init, rms_norm, rope_angles, spec
+
+MESHES = ({"data": 2}, {"fsdp": 2, "tp": 2}, {"data": 2, "fsdp": 2, "tp": 2})
+WIDTH = 24
+TOLERANCE = 2e-5
+
+
+def check_family(config: ModelConfig, folder: str | Path) -> None:
+    """Check every law at float32 on random parameters in which no leaf is at its neutral start."""
+    params = lively_params(config)
+    check_round_trip(config, params, folder)
+    check_packed(config, params)
+    check_shared_prompt(config, params)
+    check_cached_decode(config, params)
+    for axes in MESHES:
+        if len(jax.devices()) >= np.prod(list(axes.values())):
+            check_sharded(config, params, axes)
+
+
+def lively_params(config: ModelConfig, *, seed: int = 0) -> Params:
+    """Random parameters of a size at which every leaf matters: a forgotten bias or norm shows in the output."""
+    leaves, treedef = jax.tree.flatten(init(config, jax.random.key(seed)))
+    noise = [jax.random.normal(jax.random.fold_in(jax.random.key(seed + 1), i), leaf.shape) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, [leaf + 0.2 * n for leaf, n in zip(leaves, noise, strict=True)])
+
+
+def check_round_trip(config: ModelConfig, params: Params, folder: str | Path) -> None:
+    """save → load gives the same configuration and bitwise the same leaves."""
+    weights.save(folder, config, params)
+    config_again, again = weights.load(folder)
+    assert config_again == config, f"save → load changed the configuration: {config} became {config_again}"
+    for (path, before), (_, after) in zip(jax.tree.leaves_with_path(params), jax.tree.leaves_with_path(again), strict=True):
+        assert np.array_equal(before, after), f"save → load changed the leaf {jax.tree_util.keystr(path)}"
+
+
+def check_packed(config: ModelConfig, params: Params) -> None:
+    """Two sequences in one row, with padding behind them, give what each gives alone."""
+    first, second = _tokens(config, 7, seed=1), _tokens(config, 11, seed=2)
+    packed = _hidden(
+        config, params, [*first, *second, 0, 0], segments=[1] * 7 + [2] * 11 + [0] * 2, positions=[*range(7), *range(11), 0, 0]
+    )
+    _assert_close("packed = unpacked", packed[:7], _hidden(config, params, first))
+    _assert_close("packed = unpacked", packed[7:18], _hidden(config, params, second))
+
+
+def check_shared_prompt(config: ModelConfig, params: Params) -> None:
+    """A prompt that stands once in a row serves two completions as if each had its own."""
+    prompt, completions = _tokens(config, 6, seed=1), (_tokens(config, 5, seed=2), _tokens(config, 8, seed=3))
+    shared = _hidden(
+        config,
+        params,
+        [*prompt, *completions[0], *completions[1]],
+        segments=[1] * 6 + [2] * 5 + [3] * 8,
+        parents=[0] * 6 + [1] * 13,
+        positions=[*range(6), *range(6, 11), *range(6, 14)],
+    )
+    _assert_close("shared prompt = own prompt", shared[:11], _hidden(config, params, [*prompt, *completions[0]]))
+    _assert_close("shared prompt = own prompt", shared[11:], _hidden(config, params, [*prompt, *completions[1]])[6:])
+
+
+def check_cached_decode(config: ModelConfig, params: Params) -> None:
+    """Token by token over a cache of keys and values gives what the whole row gives."""
+    tokens = _tokens(config, 12, seed=4)
+    cached = _decode(config, params, jnp.asarray(tokens, jnp.int32))
+    _assert_close("cached decode = full forward", cached, _hidden(config, params, tokens))
+
+
+def check_sharded(config: ModelConfig, params: Params, axes: dict[str, int]) -> None:
+    """A loss and its gradient on a mesh are those of one device."""
+    count = int(np.prod(list(axes.values())))
+    mesh = Mesh(np.asarray(jax.devices()[:count]).reshape(tuple(axes.values())), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+    tokens = jnp.asarray([_tokens(config, 10, seed=seed) for seed in range(4)], jnp.int32)
+
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+
+    @jax.jit
+    def loss_and_gradient(params: Params, tokens: Array, positions: Array) -> tuple[Array, Params]:
+        rule = Visibility(jnp.ones_like(tokens), jnp.zeros_like(tokens))
+        return jax.value_and_grad(lambda params: jnp.mean(jnp.sin(forward(config, params, tokens, positions, rule))))(params)
+
+    single = loss_and_gradient(params, tokens, positions)
+    rows = batch_sharding(mesh)
+    spread = loss_and_gradient(
+        jax.device_put(params, shardings(spec(config), mesh)), jax.device_put(tokens, rows), jax.device_put(positions, rows)
+    )
+    for one, many in zip(jax.tree.leaves(single), jax.tree.leaves(spread), strict=True):
+        _assert_close(f"sharded over {axes} = single", many, one)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _tokens(config: ModelConfig, count: int, *, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, config.vocab_size, count).tolist()
+
+
+_forward = jax.jit(forward, static_argnums=0)
+
+
+def _hidden(
+    config: ModelConfig,
+    params: Params,
+    tokens: list[int],
+    *,
+    segments: list[int] | None = None,
+    parents: list[int] | None = None,
+    positions: list[int] | None = None,
+) -> Float[Array, "T D"]:
+    """Hidden states of one row, by default one sequence of its own; padded to one width, so that one program serves every law."""
+    length = len(tokens)
+
+    def row(values: list[int]) -> Int[Array, "1 T"]:
+        return jnp.asarray([values + [0] * (WIDTH - length)], jnp.int32)
+
+    rule = Visibility(row(segments or [1] * length), row(parents or [0] * length))
+    return _forward(config, params, row(tokens), row(positions or list(range(length))), rule)[0, :length]
+
+
+@partial(jax.jit, static_argnums=0)
+def _decode(config: ModelConfig, params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+    """The plainest cached decode: one token at a time over keys and values [L, T, K, h]."""
+    columns = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    group = config.num_heads // config.num_kv_heads
+
+    def step(cache: tuple[Array, Array], token_and_position: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        token, position = token_and_position
+        angles = rope_angles(config, position[None])
+
+        def one_layer(x: Array, inputs: tuple[Params, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            layer, keys, values = inputs
+
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+                held = keys.at[position].set(k[0]), values.at[position].set(v[0])
+                all_keys, all_values = (jnp.repeat(kind, group, axis=1) for kind in held)
+                scores = jnp.einsum("hd,shd->hs", q[0], all_keys) * config.head_dim**-0.5
+                weights = jax.nn.softmax(jnp.where(columns[None] <= position, scores, -1e30), axis=-1)
+                return jnp.einsum("hs,shd->hd", weights, all_values)[None], held
+
+            return block(config, layer, x, angles, attend)
+
+        x, cache = jax.lax.scan(one_layer, embed(params, token[None]), (params["layers"], *cache))
+        return cache, rms_norm(x, params["final_norm"], config.norm_eps)[0]
+
+    empty = jnp.zeros((config.num_layers, tokens.shape[0], config.num_kv_heads, config.head_dim))
+    return jax.lax.scan(step, (empty, empty), (tokens, columns))[1]
+
+
+def _assert_close(law: str, got: Array, wanted: Array) -> None:
+    difference = np.abs(np.asarray(got, np.float64) - np.asarray(wanted, np.float64)).max()
+    scale = max(1.0, float(np.abs(np.asarray(wanted)).max()))
+    assert difference <= TOLERANCE * scale, f"{law}: differs by {difference:.2e} at a size of {scale:.2e} (tolerance {TOLERANCE:.0e})"

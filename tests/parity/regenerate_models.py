@@ -1,0 +1,114 @@
+"""Writes tests/models/golden/*.json with transformers: logits of tiny models of each family, greedy continuations of SmolLM2.
+
+    python tests/parity/regenerate_models.py        (`make parity` runs it; an unchanged tree must result)
+
+The tiny models' weights are a function of their names (`testing.tiny.recipe_tensor`), so a fixture holds the config.json as transformers
+writes it, token ids, positions and logits. Positions have gaps, so that every stretched frequency shows.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from burnish.models.locate import locate
+from burnish.testing.tiny import recipe_tensor
+
+GOLDEN = Path(__file__).resolve().parents[1] / "models" / "golden"
+TOKENS = [3, 17, 0, 9, 22, 5, 9, 14]
+POSITIONS = [0, 1, 2, 5, 11, 23, 47, 60]
+SIZES: dict[str, Any] = {
+    "vocab_size": 24,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+BASE = 10_000.0
+
+
+def rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": BASE, **options}
+
+
+LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16)
+CASES: dict[str, PreTrainedConfig] = {
+    "llama_llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama_linear_biased": LlamaConfig(**SIZES, rope_parameters=rope("linear", factor=2.0), attention_bias=True, mlp_bias=True),
+    "smollm2": LlamaConfig(**SIZES, rope_parameters=rope("default"), tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SIZES, rope_parameters=rope("default"), tie_word_embeddings=True),
+    "qwen2_yarn": Qwen2Config(**SIZES, rope_parameters=YARN),
+    "qwen3": Qwen3Config(**SIZES, rope_parameters=rope("default"), head_dim=16),
+}
+PROMPTS = (
+    "What is the capital of France?",
+    "Calculate 7 + 5. Reply with only the final answer.",
+    "Write a short poem about the sea.",
+)
+
+
+def recipe_model(config: PreTrainedConfig) -> torch.nn.Module:
+    """transformers' model of a config, with the weights of the recipe."""
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    tied = config.tie_word_embeddings
+    state = {name: torch.from_numpy(recipe_tensor(name, tuple(value.shape))) for name, value in model.state_dict().items()}
+    if tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state)
+    return model
+
+
+def logits_of(model: torch.nn.Module) -> list[list[float]]:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([TOKENS]), position_ids=torch.tensor([POSITIONS])).logits[0]
+    return [[round(float(value), 5) for value in row] for row in logits]
+
+
+def write(name: str, value: dict[str, Any]) -> None:
+    rows = ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
+    (GOLDEN / f"{name}.json").write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
+
+
+def config_as_written(model: torch.nn.Module) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        raw = json.loads((Path(folder) / "config.json").read_text())
+    return {key: value for key, value in raw.items() if key != "transformers_version"}
+
+
+def greedy(name: str) -> None:
+    folder = locate("smollm2-135m")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = []
+    for prompt in PROMPTS:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+        with torch.no_grad():
+            # Nothing ends a continuation early: 32 tokens each, whatever they are.
+            out = model.generate(**ids, max_new_tokens=32, min_new_tokens=32, do_sample=False, eos_token_id=None, pad_token_id=2)
+        start = ids["input_ids"].shape[1]
+        rows.append({"prompt_ids": ids["input_ids"][0].tolist(), "continuation_ids": out[0, start:].tolist()})
+    write(name, {"model": "smollm2-135m", "continuations": rows})
+
+
+def main() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    for name, config in CASES.items():
+        model = recipe_model(config)
+        write(name, {"config": config_as_written(model), "tokens": TOKENS, "positions": POSITIONS, "logits": logits_of(model)})
+    greedy("smollm2_greedy")
+
+
+if __name__ == "__main__":
+    main()

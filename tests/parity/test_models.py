@@ -1,0 +1,78 @@
+"""What burnish writes, other libraries read, and the other way: model folders with transformers, adapters with PEFT."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from burnish.config.schema import LoraConfig
+from burnish.models import weights
+from burnish.models.attention import Visibility
+from burnish.models.config import ModelConfig
+from burnish.models.lora import init_adapter
+from burnish.models.transformer import Adapter, Params, forward, head_matrix
+
+sys.path.insert(0, str(Path(__file__).parent))
+from regenerate_models import CASES, POSITIONS, TOKENS, logits_of, recipe_model
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("default")]
+
+
+def our_logits(config: ModelConfig, params: Params, adapter: Adapter | None = None) -> np.ndarray:
+    tokens, positions = (jnp.asarray([ids], jnp.int32) for ids in (TOKENS, POSITIONS))
+    rule = Visibility(jnp.ones_like(tokens), jnp.zeros_like(tokens))
+    hidden = forward(config, params, tokens, positions, rule, adapter=adapter)
+    return np.asarray(hidden[0] @ head_matrix(config, params).T)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_we_load_theirs_and_they_load_ours(name: str, tmp_path: Path) -> None:
+    theirs = recipe_model(CASES[name])
+    theirs.save_pretrained(tmp_path / "theirs")
+    config, params = weights.load(tmp_path / "theirs")
+    np.testing.assert_allclose(our_logits(config, params), logits_of(theirs), atol=1e-4)
+    weights.save(tmp_path / "ours", config, params, shard_bytes=20_000)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    np.testing.assert_allclose(logits_of(again), our_logits(config, params), atol=1e-4)
+
+
+def lively_adapter(config: ModelConfig) -> Adapter:
+    """An adapter whose `b` has left zero."""
+    fresh = init_adapter(config, LoraConfig(rank=4, alpha=8.0), jax.random.key(0))
+    return fresh._replace(pairs=jax.tree.map(lambda leaf: leaf + 0.1, fresh.pairs))
+
+
+def test_peft_loads_our_adapter(tmp_path: Path) -> None:
+    theirs = recipe_model(CASES["qwen3"])
+    theirs.save_pretrained(tmp_path / "base")
+    config, params = weights.load(tmp_path / "base")
+    adapter = lively_adapter(config)
+    weights.save_adapter(tmp_path / "adapter", config, adapter, base=str(tmp_path / "base"))
+    with_adapter = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    ours = our_logits(config, params, adapter)
+    np.testing.assert_allclose(logits_of(with_adapter), ours, atol=1e-4)
+    assert np.abs(ours - our_logits(config, params)).max() > 0.1
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_we_load_an_adapter_of_peft(use_rslora: bool, tmp_path: Path) -> None:
+    theirs = recipe_model(CASES["smollm2"])
+    theirs.save_pretrained(tmp_path / "base")
+    options = PeftLoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"], use_rslora=use_rslora)
+    with_adapter = get_peft_model(theirs, options).eval()
+    with torch.no_grad():
+        for name, value in with_adapter.named_parameters():
+            if "lora_B" in name:
+                value += 0.1
+    with_adapter.save_pretrained(tmp_path / "adapter")
+    config, params = weights.load(tmp_path / "base")
+    adapter = weights.load_adapter(tmp_path / "adapter", config)
+    assert set(adapter.pairs) == {"q", "o", "down"}
+    np.testing.assert_allclose(our_logits(config, params, adapter), logits_of(with_adapter), atol=1e-4)

@@ -22,7 +22,7 @@ from burnish.train.step import Steps, make_steps
 from burnish.types import Group, Prompt, Trajectory
 
 CONFIG = tiny_config(vocab_size=31, width=16)
-LORA = LoraConfig(rank=2, alpha=4.0)
+LORA = LoraConfig(rank=2, alpha=4.0, targets=("q", "down"))
 
 
 @cache

@@ -1,40 +1,40 @@
-"""Sums of two one-digit numbers, from reasoning-gym's chain_sum: "-4 + 7 =". Needs the extra `quickstart`.
+"""Sums of two one-digit numbers from reasoning-gym's chain_sum, "4 + 7 =". Needs the extra `quickstart`.
 
-Train and eval share no question. A question belongs to the held-out part by a hash of its text, whatever the seed and the size, and each
-appears once. There are 722 with negative numbers (384 to train on, 338 held out) and 200 without (101 and 99).
+There are 200 different questions. Half of them, chosen by a hash of their text, are held out: training never sees them in any wording. Each is
+asked in three wordings; rows of one question share the column "question", so that an interval resamples questions and not wordings.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 from collections.abc import Sequence
 
 from burnish.rewards import numeric
 from burnish.types import Trajectory
 
-HELD_OUT_SHARE = 0.45
-ASK = " Reply with only the final answer."
+WORDINGS = ("{}", "{} Answer with a number.", "{} Reply with only the final answer.")
 
 
-def create_dataset(size: int, split: str = "train", seed: int = 0, negative: bool = True) -> list[dict[str, str]]:
-    """`size` different questions of one split; fewer exist than asked for: an error that says how many."""
+def create_dataset(split: str = "train", limit: int | None = None) -> list[dict[str, str]]:
+    """Every question of a split ("train" or "eval") in every wording, or the first `limit` of these rows."""
     import reasoning_gym  # takes seconds, so only when it is used
 
     if split not in ("train", "eval"):
         raise ValueError(f"split must be 'train' or 'eval', got {split!r}")
-    numbers = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "allow_negation": negative}
-    tasks = reasoning_gym.create_dataset("chain_sum", size=10_000, seed=seed, **numbers)
-    found = {task["question"]: task["answer"] for task in tasks if is_held_out(task["question"]) == (split == "eval")}
-    if len(found) < size:
-        raise ValueError(f"the {split} split has {len(found)} different questions, {size} were asked for")
-    return [{"prompt": question + ASK, "answer": answer} for question, answer in itertools.islice(found.items(), size)]
+    tasks = reasoning_gym.create_dataset("chain_sum", size=5_000, seed=0, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
+    answers = {task["question"]: task["answer"] for task in tasks if is_held_out(task["question"]) == (split == "eval")}
+    rows = [
+        {"prompt": wording.format(question), "answer": answer, "question": question}
+        for question, answer in sorted(answers.items())
+        for wording in WORDINGS
+    ]
+    return rows[:limit]
 
 
 def is_held_out(question: str) -> bool:
-    digest = hashlib.blake2b(question.encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") / 2**32 < HELD_OUT_SHARE
+    """Half of the questions (101 of 200, with the byte that is looked at), the same half on every machine."""
+    return hashlib.blake2b(question.encode(), digest_size=8).digest()[3] % 2 == 1
 
 
 def shuffled(trajectories: Sequence[Trajectory], completions: Sequence[str], answer: Sequence[str]) -> list[float]:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         write_jsonl(folder.trace_path)
         before, after = result.evaluations.get(0, {}), result.evaluations.get(result.steps, {})
         for label in before.keys() & after.keys():
-            change = paired_change(before[label], after[label])
+            change = paired_change(before[label], after[label], clusters=learner.held_out_clusters)
             print(f"{label}: {100 * change.difference:+.1f} points (95 % interval {100 * change.low:+.1f} to {100 * change.high:+.1f})")
         folder.complete()
     except BaseException as error:

@@ -5,7 +5,7 @@ Owns its seeds (apart from training's) and what an evaluation is. Never trains o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,11 +64,19 @@ class Change:
     high: float
 
 
-def paired_change(before: Evaluation, after: Evaluation, *, resamples: int = 10_000, seed: int = 0) -> Change:
-    """after - before, resampling tasks (not answers), so that what makes a task hard cancels (Efron & Tibshirani, 1993, ch. 13)."""
+def paired_change(
+    before: Evaluation, after: Evaluation, *, clusters: Sequence[Hashable] | None = None, resamples: int = 10_000, seed: int = 0
+) -> Change:
+    """after - before, resampling tasks (not answers), so that what makes a task hard cancels (Efron & Tibshirani, 1993, ch. 8).
+
+    clusters: one label a task; tasks of one label are resampled together, as wordings of one question must be: they aren't independent.
+    """
     difference = after.rewards - before.rewards
-    rows = np.random.default_rng(seed).integers(len(difference), size=(resamples, len(difference)))
-    low, high = np.quantile(difference[rows].mean(axis=1), [0.025, 0.975])
+    labels = np.arange(len(difference)) if clusters is None else np.unique(np.array([str(c) for c in clusters]), return_inverse=True)[1]
+    totals, sizes = np.bincount(labels, weights=difference), np.bincount(labels)
+    drawn = np.random.default_rng(seed).integers(len(sizes), size=(resamples, len(sizes)))
+    means = totals[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
     return Change(float(difference.mean()), float(low), float(high))
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -246,6 +246,11 @@ class RLLearner:
         if not self._held_out:
             raise UserError("there are no held-out prompts to evaluate: give eval_ds (data.eval)")
         return asyncio.run(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
+
+    @property
+    def held_out_clusters(self) -> list[Hashable]:
+        """Which held-out prompts belong together: those whose rows have the same "question"; without that column each stands alone."""
+        return [prompt.meta.get("question", prompt.id) for prompt in self._held_out]
 
     def _evaluation_samplings(self) -> dict[str, SamplingParams]:
         return {

@@ -28,30 +28,20 @@ def reasoning_gym() -> ModuleType:
     return pytest.importorskip("reasoning_gym")
 
 
-@pytest.mark.parametrize(("negative", "train_size", "eval_size"), [(True, 384, 338), (False, 101, 99)])
-def test_no_question_is_in_both_splits_or_twice_in_one_whatever_the_seeds(negative: bool, train_size: int, eval_size: int) -> None:
-    train = {row["prompt"] for row in create_dataset(train_size, "train", seed=0, negative=negative)}
-    held_out = {row["prompt"] for row in create_dataset(eval_size, "eval", seed=5, negative=negative)}
-    assert len(train) == train_size and len(held_out) == eval_size and not train & held_out
-    assert len(train | held_out) == (19 * 19 if negative else 10 * 10) * 2
-
-
-def test_more_than_there_is_is_an_error_with_the_count() -> None:
-    with pytest.raises(ValueError, match="the eval split has 338 different questions, 400 were asked for"):
-        create_dataset(400, "eval")
+def test_no_question_is_in_both_splits_and_each_comes_in_every_wording() -> None:
+    train, held_out = create_dataset("train"), create_dataset("eval")
+    questions = {row["question"] for row in train}, {row["question"] for row in held_out}
+    assert not questions[0] & questions[1]
+    assert len(questions[0] | questions[1]) == 10 * 10 * 2
+    assert len({row["prompt"] for row in held_out}) == len(held_out) == 3 * len(questions[1])
     with pytest.raises(ValueError, match="'train' or 'eval', got 'test'"):
-        create_dataset(4, "test")
-
-
-def test_the_seed_changes_which_come_first_and_nothing_else_does() -> None:
-    assert create_dataset(50, "train", seed=1) == create_dataset(50, "train", seed=1)
-    assert create_dataset(50, "train", seed=1) != create_dataset(50, "train", seed=2)
+        create_dataset("test")
 
 
 def test_answers_are_the_sums_and_the_grader_takes_them_all() -> None:
-    rows = create_dataset(300, "eval")
+    rows = create_dataset("eval")
     for row in rows:
-        match = re.search(r"problem: (-?\d) ([+-]) (-?\d) = Reply with only the final answer\.$", row["prompt"])
+        match = re.search(r"problem: (\d) ([+-]) (\d) =", row["prompt"])
         assert match is not None
         left, sign, right = match.groups()
         assert int(row["answer"]) == int(left) + (1 if sign == "+" else -1) * int(right)
@@ -59,11 +49,11 @@ def test_answers_are_the_sums_and_the_grader_takes_them_all() -> None:
 
 
 def test_repeating_the_question_or_any_one_form_earns_little() -> None:
-    rows = create_dataset(300, "eval")
+    rows = create_dataset("eval")
     answers = [row["answer"] for row in rows]
-    assert np.mean(numeric([row["prompt"] for row in rows], answers)) < 0.1
+    assert np.mean(numeric([row["prompt"] for row in rows], answers)) < 0.15
     best = max(np.mean(numeric([f"The final answer is {guess}."] * len(rows), answers)) for guess in range(-18, 19))
-    assert best < 0.12
+    assert best < 0.15
 
 
 def test_the_control_deals_out_the_same_rewards_by_the_groups_identity_alone() -> None:
@@ -85,8 +75,6 @@ def test_a_reasoning_gym_data_set_is_a_source_as_it_is(reasoning_gym: ModuleType
     assert sorted(prompt.id for prompt in stream) == sorted(f"sums:{i}" for i in range(20))
 
 
-def test_the_configuration_asks_for_rows_that_exist() -> None:
+def test_the_configuration_holds_out_at_least_300_tasks() -> None:
     config = load_config(RECIPE, (), {}).config
-    for source in (*config.data.train, *config.data.eval):
-        assert len(create_dataset(**source.options)) == source.options["size"]
-    assert config.data.eval[0].options["size"] >= 300
+    assert len(create_dataset(**config.data.eval[0].options)) >= 300

@@ -1,15 +1,13 @@
 """The engine that is part of burnish: continuous batching over fixed slots, on the devices at hand.
 
-Owns the worker thread and the asynchronous protocol of `rollout.engine`. One thread owns cache, weights and scheduler; coroutines of any
-event loop post functions to it, which it runs between two compiled programs. Learners, evaluation and `burnish chat` call this.
+Owns the worker thread and the asynchronous protocol of `rollout.engine`. One thread owns cache, weights and scheduler; coroutines reach it
+through a mailbox, which it empties between two compiled programs. Learners, evaluation and `burnish chat` call this.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -28,10 +26,9 @@ from burnish.rollout.native.cache import allocate, capacity_for, resize
 from burnish.rollout.native.decode import Slots, decode, prefill
 from burnish.rollout.native.host_state import prompt_rows, slot_state
 from burnish.rollout.native.layout import Layout
+from burnish.rollout.native.mailbox import Mailbox, settle
 from burnish.rollout.native.scheduler import Job, Prefill, Scheduler
 from burnish.types import Completion, Request, StopReason
-
-_GATHER_S = 0.005  # an idle engine waits this long after each arrival for the rest of a batch: prefill of one row costs as much as of all
 
 
 class _Update:
@@ -81,10 +78,7 @@ class NativeEngine:
         self._stop_width = 0
         self._num_tokens = 0
         self._update: _Update | None = None
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._open: set[Future[Any]] = set()  # what callers wait for
-        self._ending: BaseException | None = None  # why nothing more is taken
+        self._mailbox = Mailbox()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="native-engine", daemon=True)
         self._thread.start()
@@ -101,7 +95,7 @@ class NativeEngine:
 
     async def generate(self, request: Request) -> Completion:
         job = Job.make(request, context=self._context)
-        self._post(job.future, partial(self._scheduler.waiting.append, job))
+        self._mailbox.post(job.future, partial(self._scheduler.waiting.append, job))
         return await asyncio.wrap_future(job.future)
 
     async def cancel(self, request: Request) -> None:
@@ -112,7 +106,7 @@ class NativeEngine:
                 job.draft.stop = StopReason.CANCELLED
                 self._finish(job)
 
-        await self._ask(action)
+        await self._mailbox.ask(action)
 
     async def begin_update(self, version: int) -> None:
         def action() -> None:
@@ -120,7 +114,7 @@ class NativeEngine:
                 raise RuntimeError(f"the update to version {self._update.version} is still open; commit or abort it before {version}")
             self._update = _Update(version)
 
-        await self._ask(action)
+        await self._mailbox.ask(action)
 
     async def push(self, name: str, array: Any) -> None:
         """Hand in one leaf; leaves that aren't pushed keep their value. A bad one ends the update: the old weights stay as a whole."""
@@ -135,7 +129,7 @@ class NativeEngine:
                 raise
             update.leaves[name] = array
 
-        await self._ask(action)
+        await self._mailbox.ask(action)
 
     async def commit_update(self) -> None:
         """Wait until the running requests have finished, then swap the weights. The pushed arrays aren't needed afterwards."""
@@ -148,13 +142,13 @@ class NativeEngine:
                     raise RuntimeError(f"nothing was pushed for version {update.version}; push the changed leaves, or abort the update")
                 update.commit = future
             except RuntimeError as error:
-                _settle(future, error)
+                settle(future, error)
 
-        self._post(future, action)
+        self._mailbox.post(future, action)
         await asyncio.wrap_future(future)
 
     async def abort_update(self) -> None:
-        await self._ask(self._abort)
+        await self._mailbox.ask(self._abort)
 
     def stats(self) -> EngineStats:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
@@ -164,36 +158,10 @@ class NativeEngine:
     async def close(self) -> None:
         """Stop after the program that is running. Callers that wait get `EngineClosed`. Closing twice is fine."""
         self._closing = True
-        self._inbox.put(lambda: None)
+        self._mailbox.wake()
         while self._thread.is_alive():
             await asyncio.sleep(0.002)
         self._thread.join()
-
-    # ---------------------------------------------------------------------------------------------- from callers to the worker
-
-    def _post(self, future: Future[Any], action: Callable[[], None]) -> None:
-        """Have the worker run `action`; whatever ends the engine settles `future`."""
-        with self._lock:
-            if self._ending is not None:
-                raise self._ending
-            self._open.add(future)
-        future.add_done_callback(self._open.discard)
-        self._inbox.put(action)
-
-    async def _ask(self, action: Callable[[], None]) -> None:
-        """Run a quick action on the worker and wait for it; its exception is the caller's, not the worker's."""
-        future: Future[None] = Future()
-
-        def answer() -> None:
-            try:
-                action()
-            except Exception as error:
-                _settle(future, error)
-            else:
-                _settle(future, None)
-
-        self._post(future, answer)
-        await asyncio.wrap_future(future)
 
     # ---------------------------------------------------------------------------------------------------------- on the worker
 
@@ -204,14 +172,11 @@ class NativeEngine:
                 self._step()
         except BaseException as error:
             ending = error
-        with self._lock:
-            self._ending = ending
-        for future in list(self._open):
-            _settle(future, ending)
+        self._mailbox.end(ending)
 
     def _step(self) -> None:
         """Listen, let go of whom nobody waits for, change weights when drained, admit, decode a chunk."""
-        self._listen()
+        self._mailbox.listen(wait=not self._busy())
         faults.point("engine.step", version=self._version)
         for job in self._scheduler.forsaken():
             self._scheduler.release(job)
@@ -225,19 +190,11 @@ class NativeEngine:
             self._fit(shrink=False)
             self._decode()
 
-    def _listen(self) -> None:
-        """Run what callers posted; with nothing else to do, wait for them."""
+    def _busy(self) -> bool:
+        """Whether there is something to do that nobody needs to ask for."""
         if self._update is None:
-            busy = bool(self._scheduler.running or self._scheduler.waiting)
-        else:  # nobody is admitted
-            busy = bool(self._scheduler.running) or self._update.commit is not None
-        try:
-            if not busy:
-                self._inbox.get()()
-            while not self._closing:
-                self._inbox.get(block=not busy, timeout=_GATHER_S)()
-        except queue.Empty:
-            return
+            return bool(self._scheduler.running or self._scheduler.waiting)
+        return bool(self._scheduler.running) or self._update.commit is not None  # nobody is admitted
 
     def _apply_update(self) -> None:
         update = self._update
@@ -248,10 +205,10 @@ class NativeEngine:
             faults.point("engine.commit", version=update.version)
             self._layout = jax.block_until_ready(self._layout.updated(update.leaves))
         except Exception as error:
-            _settle(update.commit, error)
+            settle(update.commit, error)
             return
         self._version = update.version
-        _settle(update.commit, None)
+        settle(update.commit, None)
 
     def _opened(self, verb: str) -> _Update:
         if self._update is None:
@@ -260,7 +217,7 @@ class NativeEngine:
 
     def _abort(self) -> None:
         if self._update is not None and self._update.commit is not None:
-            _settle(self._update.commit, RuntimeError(f"the update to version {self._update.version} was aborted"))
+            settle(self._update.commit, RuntimeError(f"the update to version {self._update.version} was aborted"))
         self._update = None
 
     def _fit(self, *, shrink: bool) -> None:
@@ -310,14 +267,4 @@ class NativeEngine:
 
     def _finish(self, job: Job) -> None:
         self._scheduler.release(job)
-        _settle(job.future, job.draft.completion())
-
-
-def _settle(future: Future[Any], outcome: Any) -> None:
-    """Give a future its result or exception, unless its caller has stopped waiting."""
-    if not future.set_running_or_notify_cancel():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+        settle(job.future, job.draft.completion())

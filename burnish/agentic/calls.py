@@ -35,8 +35,8 @@ class EnvTimeout(Exception):
 class EnvCalls:
     """Calls of one environment, one after the other, each within `timeout_s`.
 
-    All plain functions run on the same thread, as what an environment opens (a database, a browser) may ask for. A thread that hangs
-    can't be killed: it is left behind, and later calls get another.
+    All plain functions run on the same thread, as what an environment opens (a database, a browser) may ask for. A call that is
+    given up can't be killed: its thread is left behind, and later calls get another.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -51,6 +51,9 @@ class EnvCalls:
         except TimeoutError:
             self.end()
             raise EnvTimeout(f"{fn.__qualname__} took longer than {self._timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            self.end()
+            raise
 
     def end(self) -> None:
         """Let the thread go, once it returns from what it does."""

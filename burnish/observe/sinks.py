@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from burnish.observe import trace
 from burnish.observe.run_folder import RunFolder, write_atomically
@@ -43,6 +43,7 @@ class EvalReport:
     trajectories: Sequence[Trajectory] = ()
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Takes reports, from one thread. `close` is called whatever happened; a second call does nothing."""
 

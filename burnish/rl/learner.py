@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,10 @@ from burnish.rl.reports import record_rollout
 from burnish.text.codec import Codec
 from burnish.train.step import MicroBatch
 from burnish.types import Group, Prompt, SamplingParams
+
+log = logging.getLogger(__name__)
+
+_LEAVE_S = 30.0
 
 
 @dataclass
@@ -167,11 +172,12 @@ class RLLearner:
                 self._evaluate(AFTER, result.steps, result)
             return result
         finally:
-            handoff.close()
-            gate.close()
+            producer.stop()
             self.close()
             if producer.ident is not None:
-                producer.join()
+                producer.join(_LEAVE_S)
+                if producer.is_alive():
+                    log.warning("the producer's thread is still busy %.0f s after its end; it is left behind", _LEAVE_S)
 
     def _step(self, handoff: Handoff[Chunk], result: TrainResult) -> bool:
         """All updates of one step, then the engine's new weights and the step's report. False where the data has ended instead."""

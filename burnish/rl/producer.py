@@ -7,6 +7,7 @@ from is published, and talks to the engine only through episodes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -64,18 +65,32 @@ class Producer(threading.Thread):
         self._stream, self._orchestrator, self._algorithm, self._plan = stream, orchestrator, algorithm, plan
         self._params, self._handoff, self._gate, self._seed, self._steps = params, handoff, gate, seed, steps
         self._rows_multiple = rows_multiple
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
     def run(self) -> None:
         try:
             asyncio.run(self._produce())
-        except Closed:
+        except (Closed, asyncio.CancelledError):
             self._handoff.finish()
         except BaseException as failure:
             self._handoff.finish(failure)
         else:
             self._handoff.finish()
 
+    def stop(self) -> None:
+        """End soon: nothing more is handed on, and the episodes that play are cancelled. Calling it at any time is fine."""
+        self._handoff.close()
+        self._gate.close()
+        if self._running is not None:
+            loop, task = self._running
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+
     async def _produce(self) -> None:
+        self._running = asyncio.get_running_loop(), asyncio.create_task(self._steps_in_turn())
+        await self._running[1]
+
+    async def _steps_in_turn(self) -> None:
         for step in self._steps:
             self._gate.wait_for_step(step)
             prompts = list(itertools.islice(self._stream, self._plan.batch))

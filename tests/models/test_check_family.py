@@ -16,11 +16,13 @@ from burnish.testing.check_family import check_cached_decode, check_family, chec
 from burnish.testing.tiny import tiny_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_holds_every_law(family: str, tmp_path: Path) -> None:
     check_family(tiny_config(family), tmp_path)
 
 
+@pytest.mark.slow
 def test_biases_everywhere_and_an_untied_head_hold_every_law(tmp_path: Path) -> None:
     check_family(replace(tiny_config("llama"), qkv_bias=True, o_bias=True, mlp_bias=True, tied_head=False), tmp_path)
 

@@ -77,5 +77,5 @@ def generate(engine: NativeEngine, requests: Sequence[Request]) -> list[Completi
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; a test that hangs fails after a minute instead."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+    """Run to the end; a test that hangs fails instead."""
+    return asyncio.run(asyncio.wait_for(coroutine, 110))

@@ -19,7 +19,7 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Float
 
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision, head_matrix, spec
+from burnish.models.transformer import Adapter, Params, Precision, spec
 
 
 class Weights(NamedTuple):
@@ -35,8 +35,8 @@ class Weights(NamedTuple):
 class Layout:
     """`weights`, and what it takes to rebuild a part of them.
 
-    stacked: of the matrices that an adapter changes, the base; and the adapter's leaves. The base isn't copied: whoever trains an adapter
-    leaves the base alone. Everything else is a copy, so a trainer may donate its arrays.
+    stacked: of the matrices that an adapter changes, the base; and the adapter's leaves. What is pushed is copied, so a trainer may donate
+    its arrays; so are the first parameters, unless there is an adapter: whoever trains an adapter leaves the base alone.
     """
 
     config: ModelConfig
@@ -54,7 +54,9 @@ class Layout:
         nothing = jnp.zeros(0)
         empty = Weights(nothing, tuple({} for _ in range(config.num_layers)), nothing, nothing)
         layout = cls(config, precision, place, scale, stacked, empty)
-        leaves = {"embed": params["embed"], "final_norm": params["final_norm"], "head": head_matrix(config, params)}
+        own = _owned if adapter is None else _shared
+        leaves = {name: own(value, place) for name, value in params.items() if name != "layers"}
+        leaves["head"] = leaves["embed"] if config.tied_head else leaves["head"]
         leaves |= {f"layers.{name}": value for name, value in params["layers"].items() if f"layers.{name}" not in stacked}
         return layout._with(stacked, leaves, merged={name: stacked[f"layers.{name}"] for name in pairs})
 
@@ -75,7 +77,9 @@ class Layout:
 
     def updated(self, leaves: Mapping[str, Any]) -> Layout:
         """A layout with these (checked) leaves in place of the old ones."""
-        stacked = {name: _owned(leaves[name], self.place) if name in leaves else value for name, value in self.stacked.items()}
+        whole = [name for name in leaves if name in self.stacked or not name.startswith("layers.")]
+        leaves = {**leaves, **{name: _owned(leaves[name], self.place) for name in whole}}  # unstacking copies the others
+        stacked = {name: leaves.get(name, value) for name, value in self.stacked.items()}
         adapted = {name.split(".")[1] for name in stacked if name in leaves}
         plain = {name: value for name, value in leaves.items() if name not in stacked}
         if "embed" in plain and self.config.tied_head:
@@ -86,10 +90,9 @@ class Layout:
         """Replace `leaves` as they are and the `merged` matrices by base + adapter."""
         dtype = jnp.dtype(jnp.bfloat16 if self.precision == "bf16" else jnp.float32)
         old = self.weights
-        top = {name: _owned(leaves[name], self.place) for name in ("embed", "final_norm") if name in leaves}
+        top = {name: leaves[name] for name in ("embed", "final_norm") if name in leaves}
         if "head" in leaves:
-            shares = self.config.tied_head and self.precision == "f32"
-            top["head"] = top["embed"] if shares else _owned(leaves["head"], self.place).astype(dtype)
+            top["head"] = leaves["head"].astype(dtype)
         changed = {
             name.removeprefix("layers."): _unstack(jax.device_put(value, self.place), dtype if value.ndim == 3 else jnp.dtype(jnp.float32))
             for name, value in leaves.items()
@@ -102,9 +105,14 @@ class Layout:
         return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
 
 
+def _shared(array: Any, place: Sharding) -> Array:
+    """float32 where the engine computes: the caller's buffer itself when it is there already."""
+    return jax.device_put(array, place).astype(jnp.float32)
+
+
 def _owned(array: Any, place: Sharding) -> Array:
-    """A float32 copy where the engine computes: `device_put` alone hands back the caller's buffer when it is there already."""
-    return jnp.array(jax.device_put(array, place), jnp.float32, copy=True)
+    """A copy, even of what is there already."""
+    return jnp.array(_shared(array, place), copy=True)
 
 
 @partial(jax.jit, static_argnames="dtype")

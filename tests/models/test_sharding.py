@@ -1,0 +1,55 @@
+"""One table places every leaf, and a mesh that doesn't fit is refused in words."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from burnish.config.schema import LoraConfig
+from burnish.models.lora import adapter_spec
+from burnish.models.sharding import RULES, batch_sharding, check_mesh, shardings
+from burnish.models.transformer import spec
+from burnish.testing.tiny import tiny_config
+
+
+def mesh_of(**axes: int) -> Mesh:
+    devices = np.asarray(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
+    return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def test_every_logical_axis_has_its_rule() -> None:
+    specs = [spec(tiny_config(family)) for family in ("llama", "qwen2", "qwen3")]
+    specs.append(adapter_spec(tiny_config(), rank=4, targets=LoraConfig().targets))
+    named = {axis for leaf in jax.tree.leaves(specs, is_leaf=lambda x: not isinstance(x, dict | list)) for axis in leaf.axes}
+    assert named == set(RULES)
+
+
+def test_where_the_leaves_go() -> None:
+    placed = shardings(spec(tiny_config("qwen3")), mesh_of(data=2, fsdp=2, tp=2))
+    assert placed["embed"].spec == PartitionSpec("tp", "fsdp")
+    assert placed["layers"]["q"].spec == PartitionSpec(None, "fsdp", "tp")
+    assert placed["layers"]["down"].spec == PartitionSpec(None, "tp", "fsdp")
+    assert placed["layers"]["q_norm"].spec == PartitionSpec(None, None)
+    assert batch_sharding(mesh_of(data=2, fsdp=2, tp=2)).spec == PartitionSpec(("data", "fsdp"))
+
+
+def test_axes_that_a_mesh_lacks_are_not_used() -> None:
+    placed = shardings(spec(tiny_config()), mesh_of(data=4))
+    assert all(part is None for leaf in jax.tree.leaves(placed) for part in leaf.spec)
+
+
+def test_all_leaves_that_a_mesh_does_not_divide_are_listed() -> None:
+    with pytest.raises(ValueError) as error:
+        shardings(spec(tiny_config(vocab_size=97)), mesh_of(tp=2))
+    assert "embed: vocab 97 by tp=2" in str(error.value)
+    with pytest.raises(ValueError) as error:
+        shardings(spec(tiny_config()), mesh_of(fsdp=3))
+    assert "layers.q: embed 32 by fsdp=3" in str(error.value) and "layers.attn_norm" in str(error.value)
+
+
+def test_a_mesh_that_would_cut_a_head_or_has_other_axes_is_refused() -> None:
+    check_mesh(tiny_config(), mesh_of(data=2, tp=2))
+    with pytest.raises(ValueError, match="tp=4 doesn't divide num_kv_heads=2"):
+        check_mesh(tiny_config(), mesh_of(tp=4))
+    with pytest.raises(ValueError, match="unknown mesh axes"):
+        check_mesh(tiny_config(), mesh_of(model=2))

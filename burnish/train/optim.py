@@ -6,19 +6,18 @@ skipped is `train.step`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from burnish.config.errors import UserError
 from burnish.config.schema import OptimizerConfig
-from burnish.models.transformer import Params
 
-Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
+Schedule = Callable[[Any], Float[Array, ""]]
 
 
 class Optimizer(NamedTuple):
@@ -34,10 +33,10 @@ def make_optimizer(config: OptimizerConfig, *, total_updates: int) -> Optimizer:
     clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
     transform = optax.chain(clip, _rule(config, schedule))
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         # optax raises floats to integer counts, which strict promotion (on in the tests) refuses.
         with jax.numpy_dtype_promotion("standard"):
-            return transform.update(gradients, state, params)
+            return transform.update(updates, state, params)
 
     return Optimizer(optax.GradientTransformation(transform.init, update), schedule)
 
@@ -71,28 +70,28 @@ def _rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfor
             return optax.chain(optax.scale_by_factored_rms(epsilon=config.eps**2), optax.clip_by_block_rms(1.0), rate)
         case "muon":
             muon = optax.contrib.scale_by_muon(beta=config.b1, eps=config.eps, weight_dimension_numbers=_last_two_axes)
-            rules = {
+            rules: dict[Hashable, optax.GradientTransformation] = {
                 "muon": optax.chain(muon, optax.stateless(_as_large_as_adam)),
                 "adam": optax.scale_by_adam(config.b1, config.b2, config.eps),
             }
             return optax.chain(optax.partition(rules, _muon_or_adam), rate)
 
 
-def decays(params: Params) -> Any:
+def decays(params: Any) -> Any:
     """Which leaves weight decay shrinks: all but norms and biases, by name (stacked over layers, a vector has two axes too)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not _name(path).endswith(("norm", "bias")), params)
 
 
-def _muon_or_adam(params: Params) -> Any:
+def _muon_or_adam(params: Any) -> Any:
     """Muon for the layers' matrices; Adam for embedding, head, norms and biases."""
     return jax.tree.map(lambda decayed, leaf: "muon" if decayed and leaf.ndim == 3 else "adam", decays(params), params)
 
 
-def _last_two_axes(matrices: Params) -> Any:
+def _last_two_axes(matrices: Any) -> Any:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2), matrices)
 
 
-def _as_large_as_adam(updates: Params, _: Params | None) -> Params:
+def _as_large_as_adam(updates: Any, _: Any) -> Any:
     """Orthogonal matrices scaled to the usual size of Adam's updates, so that learning rates carry over (arXiv:2502.16982)."""
     return jax.tree.map(lambda u: u * (0.2 * max(u.shape[-2:]) ** 0.5), updates)
 

@@ -15,10 +15,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility
@@ -69,8 +70,9 @@ def policy_scores(
     aux: Any = None,
 ) -> tuple[Float[Array, "R M"], dict[str, Float[Array, "R M"]]]:
     """The policy's log-probs of a batch's scored ids, and what `options.head_fn` makes of the same logits. Differentiable."""
-    rule = Visibility(batch.segments, batch.parents)
-    hidden = forward(config, params, batch.tokens, batch.positions, rule, adapter=adapter, precision=options.precision, remat=remat)
+    tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
+    rule = Visibility(jnp.asarray(batch.segments), jnp.asarray(batch.parents))
+    hidden = forward(config, params, tokens, positions, rule, adapter=adapter, precision=options.precision, remat=remat)
     return target_scores(hidden, head_matrix(config, params), batch, options=options, aux=aux)
 
 
@@ -95,31 +97,30 @@ def target_scores(
     Temperature 0 (greedy) is scored at 1. Where `kept_ids` names a support, the softmax is over those ids only. 0 where the mask is False,
     whatever the hidden state is there. aux: a tree of [R, M, ...]. Returns the log-probs and the scalars of `head_fn`, all [R, M].
     """
-    batch = jax.tree.map(jnp.asarray, batch)
     rows, length, width = hidden.shape
-    num_targets = batch.mask.size
+    mask = jnp.asarray(batch.mask)
+    num_targets = mask.size
     chunk = min(options.chunk, num_targets)
     # Scored tokens first: then padding lies in the last chunks, which the loop doesn't visit.
-    order = jnp.argsort(jnp.logical_not(batch.mask.reshape(-1)), stable=True)
+    order = jnp.argsort(jnp.logical_not(mask.reshape(-1)), stable=True)
     padded = jnp.pad(order, (0, -num_targets % chunk))
-    count = batch.mask.sum(dtype=jnp.int32)
+    count = jnp.sum(mask, dtype=jnp.int32)
     columns = (jnp.arange(rows, dtype=jnp.int32)[:, None] * length + batch.columns).reshape(-1)
     features = jnp.take(hidden.reshape(-1, width), jnp.take(columns, padded), axis=0)
     features = jnp.where((jnp.arange(padded.size) < count)[:, None], features, 0.0)
 
-    def asked(x: Array) -> Array:
-        return jnp.take(x.reshape(num_targets, *x.shape[2:]), padded, axis=0)
+    def asked(x: Array | np.ndarray) -> Array:
+        return jnp.take(jnp.asarray(x).reshape(num_targets, *x.shape[2:]), padded, axis=0)
 
     temperatures = asked(jnp.where(batch.temperatures > 0, batch.temperatures, 1.0))
     kept_ids = None if batch.kept_ids is None else asked(batch.kept_ids)
     questions = Asked(asked(batch.target_ids), temperatures, kept_ids, jax.tree.map(asked, aux))
-    scalars = _stream(dataclasses.replace(options, chunk=chunk), features, head, questions, count)
+    logps, extras = cast(Scalars, _stream(dataclasses.replace(options, chunk=chunk), features, head, questions, count))
 
     def unsorted(values: Float[Array, " N"]) -> Float[Array, "R M"]:
         scattered = jnp.zeros(num_targets, jnp.float32).at[order].set(values[:num_targets])
-        return jnp.where(batch.mask, scattered.reshape(batch.mask.shape), 0.0)
+        return jnp.where(mask, scattered.reshape(mask.shape), 0.0)
 
-    logps, extras = scalars
     return unsorted(logps), jax.tree.map(unsorted, extras)
 
 

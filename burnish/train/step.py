@@ -1,8 +1,9 @@
 """One update of the policy: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
 
-Owns the compiled programs. A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and divided
-by the global weight when they are applied, so how a mini-batch was cut can't change the update. An update is applied as a whole or, where a
-number isn't finite or nothing carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as they were.
+Owns the compiled programs. A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and
+divided by the global weight when they are applied, so how a mini-batch was cut can't change the update. An update is applied as a whole
+or, where a number isn't finite or nothing carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as
+they were.
 Doesn't own losses (`rl.losses`), log-probs (`train.score`), or when to stop (`train.state.stop_if_nonfinite`, asked by the learner).
 """
 
@@ -87,7 +88,10 @@ def make_steps(
     head = HeadOptions(chunk=head_chunk, precision=precision, train_head=lora_scale is None, head_fn=entropy)
 
     def loss(trainable: Params, base: Params | None, micro: MicroBatch) -> tuple[Float[Array, ""], tuple[Mean, dict[str, Mean]]]:
-        params, adapter = (trainable, None) if lora_scale is None else (base, Adapter(trainable, lora_scale))
+        adapter = None if lora_scale is None else Adapter(trainable, lora_scale)
+        params = trainable if lora_scale is None else base
+        if params is None:
+            raise ValueError("an adapter is trained beside frozen weights, which weren't given: pass them as `base`")
         logps, extras = policy_scores(config, params, micro.batch, adapter=adapter, options=head, remat=remat)
         scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps)
         per_token, metrics = algorithm.loss(scores, micro.batch)
@@ -154,5 +158,5 @@ def apply_totals(optimizer: Optimizer, state: TrainState, totals: Totals) -> tup
     return new, report
 
 
-def _nonfinite_leaves(tree: Params) -> Bool[Array, " leaves"]:
+def _nonfinite_leaves(tree: Any) -> Bool[Array, " leaves"]:
     return jnp.stack([jnp.logical_not(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree)])

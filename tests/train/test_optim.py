@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,14 @@ import pytest
 
 from burnish.config.schema import OptimizerConfig
 from burnish.train.optim import decays, make_optimizer, make_schedule
+
+
+def first_update(config: OptimizerConfig, gradients: Any) -> tuple[Any, Any]:
+    """The updates and the state after one call on `params()`-like trees."""
+    transform = make_optimizer(config, total_updates=1).transform
+    start = jax.tree.map(jnp.zeros_like, gradients) if "embed" not in gradients else params()
+    updates, state = transform.update(gradients, transform.init(start), start)
+    return cast(Any, updates), state
 
 
 def params() -> dict:
@@ -45,13 +55,14 @@ def test_each_optimizer_descends_and_never_decays_norms_and_biases(name, decay):
     target = jax.tree.map(lambda x: x + 1.0, params())
 
     @jax.jit
-    def step(p, state):
-        gradients = jax.tree.map(jnp.subtract, p, target)
+    def step(p: Any, state: Any) -> tuple[Any, Any]:
+        gradients: Any = jax.tree.map(jnp.subtract, p, target)
         gradients["layers"] = gradients["layers"] | {name: jnp.zeros_like(gradients["layers"][name]) for name in ("attn_norm", "q_bias")}
         updates, state = transform.update(gradients, state, p)
         return optax.apply_updates(p, updates), state
 
-    now, state = params(), transform.init(params())
+    now: Any = params()
+    state = transform.init(now)
     for _ in range(20):
         now, state = step(now, state)
     for leaf in ("attn_norm", "q_bias"):
@@ -64,9 +75,7 @@ def test_each_optimizer_descends_and_never_decays_norms_and_biases(name, decay):
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "lion"])
 def test_without_a_gradient_decay_is_rate_times_decay_of_the_weight(name):
     config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.5, max_grad_norm=None)
-    transform = make_optimizer(config, total_updates=1).transform
-    zeros = jax.tree.map(jnp.zeros_like, params())
-    updates, _ = transform.update(zeros, transform.init(params()), params())
+    updates, _ = first_update(config, jax.tree.map(jnp.zeros_like, params()))
     for leaf, flag in zip(jax.tree.leaves(updates), jax.tree.leaves(decays(params())), strict=True):
         assert np.any(leaf) == flag
     np.testing.assert_allclose(updates["embed"], -0.05 * params()["embed"], rtol=1e-5)
@@ -75,11 +84,9 @@ def test_without_a_gradient_decay_is_rate_times_decay_of_the_weight(name):
 
 def test_muon_orthogonalises_each_layers_matrix_and_leaves_the_rest_to_adam():
     config = OptimizerConfig(name="muon", learning_rate=1.0, max_grad_norm=None)
-    transform = make_optimizer(config, total_updates=1).transform
     gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params())
-    updates, _ = transform.update(gradients, transform.init(params()), params())
-    adam = make_optimizer(OptimizerConfig(learning_rate=1.0, max_grad_norm=None), total_updates=1).transform
-    expected, _ = adam.update(gradients, adam.init(params()), params())
+    updates, _ = first_update(config, gradients)
+    expected, _ = first_update(OptimizerConfig(learning_rate=1.0, max_grad_norm=None), gradients)
     for path in (("embed",), ("final_norm",), ("layers", "q_bias")):
         ours, theirs = updates, expected
         for key in path:
@@ -91,8 +98,6 @@ def test_muon_orthogonalises_each_layers_matrix_and_leaves_the_rest_to_adam():
 
 def test_the_global_norm_is_clipped_before_the_rule():
     config = OptimizerConfig(name="lion", learning_rate=1.0, b1=0.0, b2=0.0, max_grad_norm=1.0)
-    transform = make_optimizer(config, total_updates=1).transform
-    p = {"q": jnp.zeros((1, 2, 2))}
-    _, state = transform.update({"q": jnp.full((1, 2, 2), 3.0)}, transform.init(p), p)
+    _, state = first_update(config, {"q": jnp.full((1, 2, 2), 3.0)})
     (moment,) = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (1, 2, 2)]
     np.testing.assert_allclose(moment, 0.5)

@@ -57,8 +57,8 @@ def test_cutting_a_batch_changes_neither_loss_nor_gradient_r61_b023(aggregation)
 def test_layouts_give_the_same_gradient_of_every_leaf(lora):
     steps, state, frozen = steps_of(lora=lora)
     expected = gradients_of(totals(steps, state, frozen, [MicroBatch(batch(layout="padded"))]))
-    for options in ({"layout": "shared"}, {"layout": "packed", "row_tokens": 24}, {"layout": "shared", "row_tokens": 64}):
-        assert_close(gradients_of(totals(steps, state, frozen, [MicroBatch(batch(**options))])), expected)
+    for other in (batch(layout="shared"), batch(layout="packed", row_tokens=24), batch(layout="shared", row_tokens=64)):
+        assert_close(gradients_of(totals(steps, state, frozen, [MicroBatch(other)])), expected)
 
 
 def test_one_micro_batch_fused_is_accumulate_and_apply():
@@ -75,7 +75,7 @@ def test_ratio_is_one_and_kl_zero_on_policy():
     """Reference = policy = anchor: ratio exactly 1, KL exactly 0."""
     one = batch()
     steps, state, frozen = steps_of(algorithm=GRPOConfig(beta=0.1))
-    logps = make_score(CONFIG, lora_scale=LORA.alpha / LORA.rank)(frozen, state.trainable, one)
+    logps = make_score(CONFIG, lora_scale=LORA.alpha / LORA.rank)(base(), state.trainable, one)
     metrics = read_metrics(steps.update(state, frozen, [MicroBatch(one, None, logps)], count=1)[1])
     assert metrics["policy/ratio_mean"].result() == 1.0
     assert abs(metrics["policy/kl"].result()) < 1e-10
@@ -166,14 +166,13 @@ def test_updates_raise_the_log_probs_of_what_is_rewarded(lora):
     score = make_score(CONFIG, lora_scale=LORA.alpha / LORA.rank)
 
     def mean_logp(state) -> float:
-        logps = score(frozen, state.trainable, one) if lora else score(state.trainable, None, one)
+        logps = score(base(), state.trainable, one) if lora else score(state.trainable, None, one)
         return float(jnp.mean(logps, where=one.mask))
 
     before = mean_logp(state)
     for _ in range(20):
-        state, report = steps.update(state, frozen, [MicroBatch(one)], count=1)
+        state, _ = steps.update(state, frozen, [MicroBatch(one)], count=1)
     assert mean_logp(state) > before + 0.5
-    assert read_metrics(report)["optim/grad_norm"].result() > 0
     equal(base(), untouched)
     equal(pairs() if lora else base(), mine)  # and the caller's leaves weren't donated with the state
 
@@ -195,4 +194,3 @@ def test_an_update_of_no_micro_batches_is_an_error():
     steps, state, frozen = steps_of()
     with pytest.raises(ValueError, match="an update of 2 micro-batches got none"):
         steps.update(state, frozen, [], count=2)
-

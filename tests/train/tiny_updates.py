@@ -15,6 +15,7 @@ from burnish.models.lora import init_adapter
 from burnish.models.transformer import Params
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch import TokenBatch, build_batch
+from burnish.rl.layout import Layout
 from burnish.testing.tiny import tiny_config
 from burnish.train.optim import Optimizer, make_optimizer
 from burnish.train.state import TrainState, init_state
@@ -56,24 +57,27 @@ def groups(num_groups: int = 2, size: int = 4, *, seed: int = 0) -> list[Group]:
     return [group(draw) for draw in range(num_groups)]
 
 
-def batch(made: list[Group] | None = None, *, advantage: float | None = None, **options: Any) -> TokenBatch:
+def batch(
+    made: list[Group] | None = None, *, advantage: float | None = None, layout: Layout = "shared", row_tokens: int | None = None
+) -> TokenBatch:
     """Episodes with different advantages that sum to zero in a group, or with the one that is given."""
     made = made or groups()
     values = {(t.group, t.sample): t.sample - 1.5 if advantage is None else advantage for g in made for t in g.trajectories}
-    return jax.tree.map(jnp.asarray, build_batch(made, values, temperature=0.9, **options))
+    return jax.tree.map(jnp.asarray, build_batch(made, values, temperature=0.9, layout=layout, row_tokens=row_tokens))
 
 
 def steps_of(*, lora: bool = True, algorithm: GRPOConfig = GRPOConfig(), **optimizer: Any) -> tuple[Steps, TrainState, Params | None]:
     """Steps with their first state and the base; equal options share compiled programs."""
-    steps, made = _compiled(lora, algorithm, OptimizerConfig(**{"learning_rate": 1e-2, **optimizer}))
+    chosen = OptimizerConfig(**{"learning_rate": 1e-2, **optimizer})
+    steps, made = _compiled(lora, algorithm.model_dump_json(), chosen.model_dump_json())
     return steps, init_state(pairs() if lora else base(), made), base() if lora else None
 
 
 @cache
-def _compiled(lora: bool, algorithm: GRPOConfig, optimizer: OptimizerConfig) -> tuple[Steps, Optimizer]:
-    made = make_optimizer(optimizer, total_updates=10)
+def _compiled(lora: bool, algorithm: str, optimizer: str) -> tuple[Steps, Optimizer]:
+    made = make_optimizer(OptimizerConfig.model_validate_json(optimizer), total_updates=10)
     scale = LORA.alpha / LORA.rank if lora else None
-    return make_steps(CONFIG, from_config(algorithm), made, lora_scale=scale, head_chunk=8), made
+    return make_steps(CONFIG, from_config(GRPOConfig.model_validate_json(algorithm)), made, lora_scale=scale, head_chunk=8), made
 
 
 def equal(a: Any, b: Any) -> None:

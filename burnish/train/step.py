@@ -114,7 +114,7 @@ def make_steps(
     return Steps(
         zeros=jax.jit(zeros),
         accumulate=jax.jit(accumulate, donate_argnums=0),
-        apply=jax.jit(apply, donate_argnums=(0, 1)),
+        apply=jax.jit(apply, donate_argnums=0),
         fused=jax.jit(fused, donate_argnums=0),
     )
 

@@ -18,14 +18,14 @@ from burnish.types import Completion, Request
 
 
 def bucket(length: int, limit: int) -> int:
-    """The padded length for `length` tokens: 32, 64, 96, 128, 192, 256, 384, 512, 768 … but never more than `limit`.
+    """The padded length for `length` tokens: 32, 48, 64, 96, 128, 192, 256 … but never more than `limit`.
 
     Few lengths so that few programs compile; steps of at most a half so that little is padding.
     """
     size = 32
     while size < length:
         half_more = size + size // 2
-        if size >= 64 and length <= half_more:
+        if length <= half_more:
             return min(half_more, limit)
         size *= 2
     return min(size, limit)

@@ -58,7 +58,7 @@ def attention(
     length, groups = q.shape[1], q.shape[2] // k.shape[2]
     size = block or _block_size(length)
     rule = Visibility(*(_cut_columns(x, size) for x in rule))
-    out = _attend(_cut(q * q.shape[-1] ** -0.5, size, groups), _cut(k, size), _cut(v, size), rule, precision)
+    out: Array = _attend(_cut(q * q.shape[-1] ** -0.5, size, groups), _cut(k, size), _cut(v, size), rule, precision)
     return _join(out, groups)[:, :length]
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 Precision = Literal["f32", "bf16"]
 """Products in float32, or of bfloat16 operands with float32 results."""
+RopeKind = Literal["none", "linear", "llama3", "yarn"]
+"""How rotary frequencies are stretched beyond the trained length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class RopeConfig:
     """
 
     theta: float
-    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
+    kind: RopeKind = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0

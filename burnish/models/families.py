@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from burnish.config.errors import UserError
-from burnish.models.config import ModelConfig, RopeConfig
+from burnish.models.config import ModelConfig, RopeConfig, RopeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ FAMILIES: Mapping[str, Family] = {
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_ROPE_KINDS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_ROPE_KINDS: Mapping[str, RopeKind] = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _ROPE_KEYS = {
     "none": {},
     "linear": {"factor": "factor"},

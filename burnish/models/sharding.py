@@ -35,7 +35,7 @@ def partition(axes: tuple[str, ...], mesh: Mesh) -> PartitionSpec:
 
 
 def shardings(specs: Any, mesh: Mesh) -> Any:
-    """A tree of `NamedSharding` like a tree of `ParamSpec`; `ValueError` lists every leaf that the mesh doesn't divide."""
+    """A tree of `NamedSharding` like a tree of `ParamSpec`; `UserError` lists every leaf that the mesh doesn't divide."""
     problems: list[str] = []
 
     def leaf(path: tuple[Any, ...], s: ParamSpec) -> NamedSharding:

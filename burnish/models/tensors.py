@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -118,11 +119,11 @@ def place(tree: Any, files: TensorFiles, dtype: Any, mesh: Mesh | None) -> Param
     if mesh is None:
         return jax.tree.map(lambda leaf: jnp.asarray(files.region(leaf, (slice(None),) * len(leaf.spec.shape), dtype)), tree)
     where = shardings(jax.tree.map(lambda leaf: leaf.spec, tree), mesh)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.make_array_from_callback(leaf.spec.shape, sharding, lambda index: files.region(leaf, index, dtype)),
-        tree,
-        where,
-    )
+
+    def pieces(leaf: Leaf, sharding: NamedSharding) -> Array:
+        return jax.make_array_from_callback(leaf.spec.shape, sharding, lambda index: files.region(leaf, index or (), dtype))
+
+    return jax.tree.map(pieces, tree, where)
 
 
 def write(folder: Path, stem: str, tree: Any, arrays: Params, *, dtype: Any | None, shard_bytes: int) -> None:
@@ -156,7 +157,7 @@ def _shards(tree: Any, arrays: Params, dtype: Any, limit: int) -> Iterator[list[
     yield group
 
 
-def _tensor(leaf: Leaf, array: jax.Array, layer: int, dtype: Any) -> np.ndarray:
+def _tensor(leaf: Leaf, array: Array, layer: int, dtype: Any) -> np.ndarray:
     values = np.asarray(array[layer]).T if leaf.stacked else np.asarray(array)
     # safetensors writes the wrong numbers, silently, for an array that isn't contiguous.
     return np.ascontiguousarray(values.astype(dtype or array.dtype))

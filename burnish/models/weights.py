@@ -48,7 +48,7 @@ def load(folder: str | Path, *, dtype: Any | None = jnp.float32, mesh: Mesh | No
     """Architecture and parameters of a model folder.
 
     Leaves arrive one after another, converted to `dtype` (None: the one that the folder declares), on the default device or in pieces on
-    `mesh`. Raises `FileNotFoundError` for absent files, `UnsupportedModel` for a config and `BadWeights` for tensors that don't fit.
+    `mesh`. Raises `MissingFile` for absent files, `UnsupportedModel` for a config and `BadWeights` for tensors that don't fit.
     """
     folder = Path(folder)
     config = load_config(folder)

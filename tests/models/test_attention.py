@@ -34,7 +34,8 @@ def reference(q: Array, k: Array, v: Array, rule: Visibility) -> Array:
 def inputs(length: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     keys = jax.random.split(jax.random.key(seed), 3)
     shapes = [(ROWS, length, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    return tuple(jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    q, k, v = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    return q, k, v
 
 
 def rule_of(name: str, length: int) -> Visibility:
@@ -101,7 +102,8 @@ def test_a_block_is_skipped_only_where_nothing_is_visible() -> None:
 
 def sizes(jaxpr: Jaxpr) -> list[int]:
     """The number of elements of every value in a program, loops and branches included."""
-    found = [int(np.prod(variable.aval.shape)) for equation in jaxpr.eqns for variable in equation.outvars]
+    avals = [variable.aval for equation in jaxpr.eqns for variable in equation.outvars]
+    found = [int(np.prod(aval.shape)) for aval in avals]  # type: ignore[attr-defined]
     for equation in jaxpr.eqns:
         for part in jax.tree.leaves(equation.params, is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
             if isinstance(part, ClosedJaxpr | Jaxpr):

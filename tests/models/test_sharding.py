@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from burnish.config.errors import UserError
 from burnish.config.schema import LoraConfig
 from burnish.models.lora import adapter_spec
 from burnish.models.sharding import RULES, batch_sharding, check_mesh, shardings
@@ -39,17 +40,17 @@ def test_axes_that_a_mesh_lacks_are_not_used() -> None:
 
 
 def test_all_leaves_that_a_mesh_does_not_divide_are_listed() -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         shardings(spec(tiny_config(vocab_size=97)), mesh_of(tp=2))
     assert "embed: vocab 97 by tp=2" in str(error.value)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         shardings(spec(tiny_config()), mesh_of(fsdp=3))
     assert "layers.q: embed 32 by fsdp=3" in str(error.value) and "layers.attn_norm" in str(error.value)
 
 
 def test_a_mesh_that_would_cut_a_head_or_has_other_axes_is_refused() -> None:
     check_mesh(tiny_config(), mesh_of(data=2, tp=2))
-    with pytest.raises(ValueError, match="tp=4 doesn't divide num_kv_heads=2"):
+    with pytest.raises(UserError, match="tp=4 doesn't divide num_kv_heads=2"):
         check_mesh(tiny_config(), mesh_of(tp=4))
-    with pytest.raises(ValueError, match="unknown mesh axes"):
+    with pytest.raises(UserError, match="unknown mesh axes"):
         check_mesh(tiny_config(), mesh_of(model=2))

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from burnish.models.attention import Visibility
-from burnish.models.transformer import Params, dot, forward, init
+from burnish.models.transformer import Params, Precision, dot, forward, init
 from burnish.testing.check_family import lively_params
 from burnish.testing.tiny import tiny_config
 
@@ -17,7 +17,7 @@ TOKENS = jnp.arange(12, dtype=jnp.int32)[None]
 RULE = Visibility(jnp.ones_like(TOKENS), jnp.zeros_like(TOKENS))
 
 
-def gradient(params: Params, *, remat: bool = False, precision: str = "f32") -> Params:
+def gradient(params: Params, *, remat: bool = False, precision: Precision = "f32") -> Params:
     def loss(params: Params) -> Array:
         return jnp.sin(forward(CONFIG, params, TOKENS, TOKENS, RULE, remat=remat, precision=precision)).mean()
 

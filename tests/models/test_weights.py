@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
+from burnish.config.errors import MissingFile, UserError
 from burnish.config.schema import LoraConfig
 from burnish.models import weights
 from burnish.models.config import ModelConfig
@@ -86,7 +87,7 @@ def test_pieces_arrive_on_a_mesh(tmp_path: Path) -> None:
 def test_a_mesh_that_does_not_divide_the_model_is_refused_before_reading(tmp_path: Path) -> None:
     weights.save(tmp_path, tiny_config(), counted(tiny_config()))
     mesh = Mesh(np.asarray(jax.devices()[:4]), ("tp",), axis_types=(AxisType.Auto,))
-    with pytest.raises(ValueError, match="tp=4 doesn't divide num_kv_heads=2"):
+    with pytest.raises(UserError, match="tp=4 doesn't divide num_kv_heads=2"):
         weights.load(tmp_path, mesh=mesh)
 
 
@@ -121,16 +122,16 @@ def test_an_absent_shard_is_an_error_before_anything_is_read(tmp_path: Path) -> 
     weights.save(tmp_path, SQUARE, counted(SQUARE), shard_bytes=9000)
     second = sorted(tmp_path.glob("model-*.safetensors"))[1]
     second.unlink()
-    with pytest.raises(FileNotFoundError, match=second.name):
+    with pytest.raises(MissingFile, match=second.name):
         weights.load(tmp_path)
 
 
 def test_a_folder_without_weights_says_what_it_holds(tmp_path: Path) -> None:
     weights.save(tmp_path, SQUARE, counted(SQUARE))
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin: convert"):
+    with pytest.raises(MissingFile, match=r"pytorch_model.bin: convert"):
         weights.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="config.json doesn't exist"):
+    with pytest.raises(MissingFile, match="config.json doesn't exist"):
         weights.load(tmp_path / "nowhere")
 
 

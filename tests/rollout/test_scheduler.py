@@ -12,9 +12,9 @@ def job(prompt: tuple[int, ...], seed: int = 0) -> Job:
     return Job.make(Request(prompt, SamplingParams(8), (seed,)), context=1000)
 
 
-def test_buckets_are_few_and_at_most_half_padding_beyond_64() -> None:
+def test_buckets_are_few_and_at_most_half_padding() -> None:
     sizes = [bucket(length, 1000) for length in range(1, 1001)]
-    assert sorted(set(sizes)) == [32, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
+    assert sorted(set(sizes)) == [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
     assert all(size >= length for length, size in enumerate(sizes, 1))
     assert bucket(40, 48) == 48
 

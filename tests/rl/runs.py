@@ -9,6 +9,7 @@ import numpy as np
 from burnish.config.schema import ClusterConfig, GRPOConfig, LoraConfig, MeshSpec, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.observe.metrics import Metric
+from burnish.rl.batch import TokenBatch
 from burnish.rl.cluster import RLCluster
 from burnish.rl.learner import GRPOLearner
 from burnish.train.step import MicroBatch
@@ -22,12 +23,14 @@ class RecordingCluster(RLCluster):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.updates: list[dict[str, Metric]] = []
         self.worst_mismatch: list[float] = []
+        self.batches: list[TokenBatch] = []
         super().__init__(*args, **options)
 
     def update_actor(self, micro_batches: Iterable[MicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         micro_batches = list(micro_batches)
         params, pairs = (self.state.trainable, None) if self._scale is None else (self._base, self.state.trainable)
         for batch, *_ in micro_batches:
+            self.batches.append(batch)
             apart = np.abs(np.asarray(self._score(params, pairs, batch)) - np.asarray(batch.sampler_logps))
             self.worst_mismatch.append(float(apart[np.asarray(batch.mask)].max()))
         metrics = super().update_actor(micro_batches, count=count, step=step)

@@ -90,6 +90,29 @@ class ChatTemplate:
             raise UserError(f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens")
         return self._encode_pieces(pieces, {character: special for special, character in hidden.items()})
 
+    def encode_with_mask(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[list[int], list[bool]]:
+        """The ids of a whole conversation, and which of them the assistant wrote: its texts, each with the id that ends its turn.
+
+        Read off renderings of growing parts of the conversation, so no template needs `{% generation %}` tags. Raises `UserError` where the
+        template changes earlier turns when a later one is added, and where nothing at all would be trained.
+        """
+        ids = self.encode(messages, tools=tools, add_generation_prompt=False)
+        mask = [False] * len(ids)
+        for turn, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            opened = self.encode(messages[:turn], tools=tools)
+            closed = self.encode(messages[: turn + 1], tools=tools, add_generation_prompt=False)
+            if ids[: len(closed)] != closed or closed[: len(opened)] != opened:
+                raise UserError(f"the chat template rewrites earlier turns, so what the assistant wrote in message {turn} can't be told apart")
+            last = next((i for i in range(len(closed) - 1, len(opened) - 1, -1) if closed[i] in self.stop_ids), len(closed) - 1)
+            mask[len(opened) : last + 1] = [True] * (last + 1 - len(opened))
+        if not any(mask):
+            raise UserError("the assistant wrote nothing in this conversation, so nothing of it could be trained: leave the row out")
+        return ids, mask
+
     def _render(self, messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> str:
         if not messages:
             raise UserError("a conversation needs at least one message")

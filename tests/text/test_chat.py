@@ -9,15 +9,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from burnish.config.errors import UserError
 from burnish.models.locate import locate
 from burnish.testing.byte_tokenizer import make_byte_tokenizer, make_tiny_tokenizer
 from burnish.text.chat import ChatTemplate
-from burnish.text.stops import end_of_turn
 from burnish.text.tokenizer import Tokenizer
-from burnish.types import Message, StopReason
+from burnish.types import Message
 
 HERE = Path(__file__).parent
 SMALL = HERE / "fixtures" / "smollm2-small"
@@ -125,23 +124,6 @@ def test_b053_every_configured_stop_id_and_the_templates_own_end_of_turn(tmp_pat
     assert load(folder).stop_ids == (5, ENDED, END)
 
 
-@pytest.mark.parametrize(
-    ("ids", "mask", "stop"),
-    [
-        ([5, 106, 7, 7], [1, 1, 0, 0], StopReason.STOP_ID),
-        ([5, 6, 7, 8], [1, 1, 1, 1], StopReason.LENGTH),
-        ([5, 6, 7, 1], [1, 1, 1, 1], StopReason.STOP_ID),
-        ([5, 6, 1, 9, 1], [1, 1, 1, 0, 0], StopReason.STOP_ID),
-        ([1, 9, 9], [1, 0, 0], StopReason.STOP_ID),
-        ([], [], StopReason.LENGTH),
-    ],
-)
-def test_b053_b055_a_turn_ends_with_the_first_stop_id_even_at_the_last_place(ids: list[int], mask: list[int], stop: StopReason) -> None:
-    length, reason = end_of_turn(np.array(ids, np.int32), (1, 106))
-    assert (np.arange(len(ids)) < length).astype(int).tolist() == mask
-    assert reason is stop
-
-
 def test_a_folder_in_which_nothing_ends_a_turn_is_refused(tmp_path: Path) -> None:
     folder = copy_small(tmp_path, template="{% for message in messages %}{{ message.content }}\n{% endfor %}", eos_token=None)
     (folder / "generation_config.json").unlink()
@@ -205,3 +187,33 @@ def test_toy_tokenizers_write_chat_folders(tmp_path: Path) -> None:
     assert tiny.decode(tiny_chat.encode(messages), skip_special=False) == "<|user|>12+7=<|im_end|><|assistant|>"
     assert len(tiny_chat.encode(messages)) == 8
     assert (bytes_chat.stop_ids, tiny_chat.stop_ids) == ((2,), (1,))
+
+
+def test_b061_the_assistants_ids_are_found_without_generation_tags() -> None:
+    chat, tokenizer = load(SMALL), Tokenizer.load(SMALL)
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "dd e"},
+    ]
+    ids, mask = chat.encode_with_mask(messages)
+    assert ids == chat.encode(messages, add_generation_prompt=False)
+    written = tokenizer.decode([index for index, own in zip(ids, mask, strict=True) if own], skip_special=False)
+    assert written == "b<|im_end|>dd e<|im_end|>"
+
+
+def test_b061_a_conversation_in_which_nothing_would_be_trained_is_an_error() -> None:
+    with pytest.raises(UserError, match="the assistant wrote nothing"):
+        load(SMALL).encode_with_mask([{"role": "user", "content": "a"}])
+
+
+def test_b061_a_template_that_rewrites_history_gives_no_mask(tmp_path: Path) -> None:
+    last_only = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    messages = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user", "assistant")]
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        load(copy_small(tmp_path, template=last_only)).encode_with_mask(messages)

@@ -8,6 +8,7 @@ Writes raw times of every step to bench/baselines/grpo_smollm2.json. The first s
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import platform
@@ -19,30 +20,14 @@ from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from burnish import GRPOConfig, GRPOLearner, RLCluster, RolloutConfig, TrainingConfig
+from burnish.config.schema import OptimizerConfig, SamplingConfig
 from burnish.models.model import Model
-from burnish.text.chat import ChatTemplate
 from burnish.text.codec import Codec
-from burnish.types import Message
 
 QUESTIONS = ("how rivers shape valleys", "why the sky is blue", "what makes bread rise", "how a clock keeps time")
 TARGET = Path(__file__).parent / "baselines" / "grpo_smollm2.json"
-
-
-class Endless:
-    """A chat template after whose turns nothing stops, so that every completion has the same length."""
-
-    stop_ids = ()
-
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
-
-    def encode(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True
-    ) -> list[int]:
-        return self._template.encode(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
 def vowels(completions: Sequence[str]) -> list[float]:
@@ -56,9 +41,12 @@ def main() -> None:
     parser.add_argument("--precision", choices=["auto", "f32", "bf16"], default="auto")
     args = parser.parse_args()
     model = Model.load("smollm2-135m")
-    model = dataclasses.replace(model, codec=Codec(model.codec.tokenizer, Endless(model.codec.template)))
-    rollout = RolloutConfig(max_prompt_tokens=64, slots=32, prefill_rows=4, sampling={"max_tokens": 64})
-    training = TrainingConfig(max_steps=args.steps, batch_size=4, optimizer={"learning_rate": 1e-6}, train_micro_batch_size=2)
+    endless = copy.copy(model.codec.template)
+    endless.stop_ids = ()  # nothing ends a turn, so every completion has the same length
+    model = dataclasses.replace(model, codec=Codec(model.codec.tokenizer, endless))
+    rollout = RolloutConfig(max_prompt_tokens=64, slots=32, prefill_rows=4, sampling=SamplingConfig(max_tokens=64))
+    optimizer = OptimizerConfig(learning_rate=1e-6)
+    training = TrainingConfig(max_steps=args.steps, batch_size=4, train_micro_batch_size=2, optimizer=optimizer)
     cluster = RLCluster(model, precision=args.precision, rollout=rollout, training=training)
     precision = cluster.precision
     del model
@@ -66,7 +54,7 @@ def main() -> None:
     result = GRPOLearner(cluster, GRPOConfig(num_generations=8), reward_fns=[vowels], train_ds=rows).train()
     seconds = [step["perf/step_seconds"] for step in result.history]
     record = {
-        "what": __doc__.splitlines()[0],
+        "what": "GRPO on SmolLM2-135M, full fine-tuning, 4 prompts x 8 completions of exactly 64 tokens",
         "date": date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
         "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),

@@ -26,7 +26,7 @@ from burnish.models import weights
 from burnish.models.lora import init_adapter
 from burnish.models.model import Model, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh
-from burnish.models.transformer import Adapter
+from burnish.models.transformer import Adapter, Params, Precision
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
@@ -69,7 +69,7 @@ class RLCluster:
     ) -> None:
         self.mesh = build_mesh(cluster.actor)
         self.model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
-        self.precision = resolve_precision(precision)
+        self.precision: Precision = resolve_precision(precision)
         self.rollout_config, self.training_config = rollout, training
         self.context = min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, self.model.config.max_positions)
         if self.mesh is not None:
@@ -77,7 +77,7 @@ class RLCluster:
         adapter = None if lora is None else init_adapter(self.model.config, lora, jax.random.key(seed))
         self._scale = None if adapter is None else adapter.scale
         self._base = None if adapter is None else self.model.params
-        self._first = self.model.params if adapter is None else adapter.pairs
+        self._first: Params | None = self.model.params if adapter is None else adapter.pairs
         self._state: TrainState | None = None
         self._steps: Steps | None = None
         self._anchor: Any = None
@@ -117,6 +117,8 @@ class RLCluster:
         )
         options = HeadOptions(chunk=training.head_chunk, precision=self.precision)
         self._score = make_score(self.model.config, lora_scale=self._scale or 1.0, options=options)
+        if self._first is None:
+            raise RuntimeError("this cluster has trained already and kept no first weights: build another one")
         self._state = init_state(self._first, optimizer)
         self._needs_anchor = "old" in algorithm.scores_needed
         self._needs_reference = "reference" in algorithm.scores_needed
@@ -150,15 +152,16 @@ class RLCluster:
         if not self._needs_anchor:
             raise RuntimeError("this algorithm makes one update a step, so it keeps no older policy to ask")
         with span("score", role="actor"):
-            params, pairs = (self._anchor, None) if self._scale is None else (self._base, self._anchor)
+            params, pairs = (self._anchor, None) if self._base is None else (self._base, self._anchor)
             return self._score(params, pairs, batch)
 
     def get_ref_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids under the reference: the first weights, or the base without its adapter."""
-        if not self._needs_reference:
+        reference = self._first if self._base is None else self._base
+        if reference is None or not self._needs_reference:
             raise RuntimeError("this algorithm compares with no reference (beta is 0)")
         with span("score", role="reference"):
-            return self._score(self._first if self._scale is None else self._base, None, batch)
+            return self._score(reference, None, batch)
 
     def update_actor(self, micro_batches: Iterable[MicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches, each taken when it is needed. Returns the update's metrics.

@@ -106,7 +106,9 @@ class ChatTemplate:
             opened = self.encode(messages[:turn], tools=tools)
             closed = self.encode(messages[: turn + 1], tools=tools, add_generation_prompt=False)
             if ids[: len(closed)] != closed or closed[: len(opened)] != opened:
-                raise UserError(f"the chat template rewrites earlier turns, so what the assistant wrote in message {turn} can't be told apart")
+                raise UserError(
+                    f"the chat template rewrites earlier turns, so what the assistant wrote in message {turn} can't be told apart"
+                )
             last = next((i for i in range(len(closed) - 1, len(opened) - 1, -1) if closed[i] in self.stop_ids), len(closed) - 1)
             mask[len(opened) : last + 1] = [True] * (last + 1 - len(opened))
         if not any(mask):

@@ -65,5 +65,7 @@ def test_a_hub_id_that_cannot_be_had_is_one_plain_error() -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("burnish.config.errors.MissingFile: no folder 'no-such-org/no-such-model' here, and the hub didn't give a model of that id")
+    assert last.startswith(
+        "burnish.config.errors.MissingFile: no folder 'no-such-org/no-such-model' here, and the hub didn't give a model of that id"
+    )
     assert "smollm2-135m" in last

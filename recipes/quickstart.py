@@ -1,7 +1,7 @@
 """Sums of two one-digit numbers from reasoning-gym's chain_sum, "4 + 7 =". Needs the extra `quickstart`.
 
-There are 200 different questions. Half of them, chosen by a hash of their text, are held out: training never sees them in any wording. Each is
-asked in three wordings; rows of one question share the column "question", so that an interval resamples questions and not wordings.
+There are 200 different questions. Half of them, chosen by a hash of their text, are held out: training never sees them in any wording. Each
+is asked in three wordings; rows of one question share the column "question", so that an interval resamples questions, not wordings.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def make_steps(
         scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps)
         per_token, metrics = algorithm.loss(scores, micro.batch)
         mean = algorithm.aggregate(per_token, micro.batch)
-        metrics |= mismatch(scores, micro.batch) | {"loss": mean, "policy/entropy": over_tokens(extras["entropy"], micro.batch.mask)}
+        metrics |= mismatch(scores, micro.batch) | {"policy/loss": mean, "policy/entropy": over_tokens(extras["entropy"], micro.batch.mask)}
         return mean.total, (mean, jax.lax.stop_gradient(metrics))
 
     def totals_of(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:

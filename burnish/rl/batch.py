@@ -8,7 +8,8 @@ Attention rule, everywhere: query i sees key j iff j <= i and segments[j] != 0 a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -90,7 +91,8 @@ def build_batch(
     if len(rows) > shape.rows:
         raise ValueError(f"the episodes fill {len(rows)} rows, the shape has {shape.rows}: use fewer groups or a larger shape")
     grid, scored = (shape.rows, shape.columns), (shape.rows, shape.targets)
-    targets = [_targets(row, groups, advantages) for row in rows]
+    numbers = _Numbers.of(groups, advantages)
+    targets = [_targets(row, numbers, advantages) for row in rows]
 
     def padded(name: str, fill: int | float, dtype: type) -> np.ndarray:
         return _pad([row[name] for row in targets], scored, fill=fill, dtype=dtype)
@@ -152,26 +154,43 @@ def _with_credit(groups: Sequence[Group], advantages: Credit) -> list[Trajectory
     return chosen
 
 
-def _targets(row: Row, groups: Sequence[Group], advantages: Credit) -> dict[str, np.ndarray]:
+def _targets(row: Row, numbers: _Numbers, advantages: Credit) -> dict[str, np.ndarray]:
     """The scored ids of one row, unpadded: field of `TokenBatch` -> one value an id."""
-    sequences = {(t.group, t.sample): i for i, t in enumerate(t for group in groups for t in group.trajectories)}
-    prompts = {group.id: i for i, group in enumerate(groups)}
+    placed = [t for t, _ in row.placed]
+    counts = [len(columns) for _, columns in row.placed]
 
-    def describe(t: Trajectory, columns: np.ndarray) -> dict[str, Any]:
-        credited = [s.num_sampled for s in groups[prompts[t.group]].trajectories if (s.group, s.sample) in advantages]
-        return {
-            "columns": columns,
-            "target_ids": t.ids[t.sampled],
-            "sequences": sequences[t.group, t.sample],
-            "prompts_index": prompts[t.group],
-            "sequence_tokens": t.num_sampled,
-            "prompt_tokens": sum(credited),
-            "advantages": advantages[t.group, t.sample],
-            "sampler_logps": t.sampler_logps[t.sampled],
-        }
+    def each(values: Iterable[int]) -> np.ndarray:
+        return np.repeat(np.fromiter(values, np.int64), counts)
 
-    described = [(describe(t, columns), len(columns)) for t, columns in row.placed]
-    return {name: np.concatenate([np.broadcast_to(one[name], n) for one, n in described]) for name in described[0][0]}
+    worth = [np.broadcast_to(advantages[t.group, t.sample], count) for t, count in zip(placed, counts, strict=True)]
+    return {
+        "columns": np.concatenate([columns for _, columns in row.placed]),
+        "target_ids": np.concatenate([t.ids[t.sampled] for t in placed]),
+        "sequences": each(numbers.sequences[t.group, t.sample] for t in placed),
+        "prompts_index": each(numbers.prompts[t.group] for t in placed),
+        "sequence_tokens": each(counts),
+        "prompt_tokens": each(numbers.prompt_tokens[t.group] for t in placed),
+        "advantages": np.concatenate(worth),
+        "sampler_logps": np.concatenate([t.sampler_logps[t.sampled] for t in placed]),
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Of each episode its index in the batch; of each group its index and how many scored ids it has."""
+
+    sequences: Mapping[TrajectoryKey, int]
+    prompts: Mapping[tuple[int, int], int]
+    prompt_tokens: Mapping[tuple[int, int], int]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], advantages: Credit) -> _Numbers:
+        credited = {g.id: [t.num_sampled for t in g.trajectories if (t.group, t.sample) in advantages] for g in groups}
+        return cls(
+            sequences={(t.group, t.sample): i for i, t in enumerate(t for group in groups for t in group.trajectories)},
+            prompts={group.id: i for i, group in enumerate(groups)},
+            prompt_tokens={group: sum(tokens) for group, tokens in credited.items()},
+        )
 
 
 def _pad(rows: Sequence[np.ndarray], shape: tuple[int, int], *, fill: int | float = 0, dtype: type = np.int32) -> np.ndarray:

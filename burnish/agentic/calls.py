@@ -92,3 +92,7 @@ async def _awaited(point: str, fn: Callable[..., Any], args: tuple[Any, ...]) ->
         return await fn(*args)
     except (Exception, SystemExit) as error:
         raise EnvError(error) from error
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        raise EnvError(error) from error  # something that it awaited was cancelled, not the episode

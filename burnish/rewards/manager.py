@@ -172,6 +172,10 @@ async def _on_loop(start: Callable[[], Any], spec: RewardSpec) -> Any:
         return await start()
     except (Exception, SystemExit) as error:
         return _Failure.of(error, spec)
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        return _Failure.of(error, spec)  # something that it awaited was cancelled, not the run
 
 
 def _on_thread(start: Callable[[], Any], spec: RewardSpec) -> asyncio.Future[Any]:

@@ -66,19 +66,21 @@ class Producer(threading.Thread):
         self._params, self._handoff, self._gate, self._seed, self._steps = params, handoff, gate, seed, steps
         self._rows_multiple = rows_multiple
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+        self._stopping = False
 
     def run(self) -> None:
         try:
             asyncio.run(self._produce())
-        except (Closed, asyncio.CancelledError):
-            self._handoff.finish()
         except BaseException as failure:
-            self._handoff.finish(failure)
+            # Only a stop that was asked for is a clean end: a cancellation from anywhere else would pass for the end of the data.
+            asked = self._stopping and isinstance(failure, Closed | asyncio.CancelledError)
+            self._handoff.finish(None if asked else failure)
         else:
             self._handoff.finish()
 
     def stop(self) -> None:
         """End soon: nothing more is handed on, and the episodes that play are cancelled. Calling it at any time is fine."""
+        self._stopping = True
         self._handoff.close()
         self._gate.close()
         if self._running is not None:
@@ -112,10 +114,9 @@ class Producer(threading.Thread):
                 if mini == 0 and step == self._steps.start:
                     _require_some_success(groups)
                 size = self._plan.mini_batch
-                seconds, clock = time.monotonic() - clock, time.monotonic()
-                for chunk in self._chunks(step, mini, groups[mini * size : (mini + 1) * size], seconds):
+                for chunk in self._chunks(step, mini, groups[mini * size : (mini + 1) * size], time.monotonic() - clock):
                     self._handoff.put(chunk)
-                mini += 1
+                mini, clock = mini + 1, time.monotonic()  # the wait for room was the trainer's time
 
     def _chunks(self, step: int, mini: int, groups: Sequence[Group], seconds: float) -> Iterator[Chunk]:
         """The micro-batches of a mini-batch, each once per iteration."""

@@ -200,6 +200,7 @@ class Coroutines(BaseTaskEnv):
         (Coroutines(ValueError("x")), Status.ENV_ERROR),
         (Coroutines(TimeoutError("its own")), Status.ENV_ERROR),
         (Coroutines(SystemExit(1)), Status.ENV_ERROR),
+        (Coroutines(asyncio.CancelledError("its own")), Status.ENV_ERROR),
     ],
 )
 def test_coroutines_are_awaited_within_the_same_limit(codec: Codec, env: Coroutines, status: Status) -> None:

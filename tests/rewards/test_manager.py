@@ -252,6 +252,17 @@ def test_an_exception_fails_the_group_with_its_text_and_never_the_run(kind: type
     assert [t.rewards["numeric"] for t in group.trajectories] == [1.0, 0.0]
 
 
+def test_an_awaitable_that_was_cancelled_fails_the_group_and_cancels_nothing_else() -> None:
+    async def bad(completions):  # type: ignore[no-untyped-def]
+        shared = asyncio.get_running_loop().create_future()
+        shared.cancel()
+        return await shared
+
+    group = group_of("4", "5", answer="4")
+    assert score(group, bad, numeric) == [None, None]
+    assert "reward bad: CancelledError" in grader_failed(group)
+
+
 def test_the_place_of_an_exception_is_recorded() -> None:
     def bad(completions):  # type: ignore[no-untyped-def]
         raise ValueError("x")

@@ -200,6 +200,26 @@ def test_a_failure_of_the_engine_ends_the_stream(codec: Codec) -> None:
             line.handoff.get()
 
 
+def test_a_cancellation_that_nobody_asked_for_is_no_clean_end(codec: Codec) -> None:
+    """It would look like the end of the data: a run of 0 steps, complete."""
+
+    def cancelled(request: Request) -> Sequence[int]:
+        raise asyncio.CancelledError("by a client's pool")
+
+    with Line(codec, reply=cancelled) as line:
+        with pytest.raises(asyncio.CancelledError):
+            line.handoff.get()
+
+
+def test_rollout_seconds_leave_out_the_wait_for_the_trainer(codec: Codec) -> None:
+    with Line(codec, training={"mini_batch_size": 6}) as line:
+        first = line.handoff.get()
+        time.sleep(0.6)
+        rest = list(line.chunks())
+    assert first is not None and len(rest) == 3
+    assert sum(chunk.rollout_seconds for chunk in rest) < 0.3
+
+
 def test_stopping_cancels_what_hangs(codec: Codec) -> None:
     """Ctrl-C during a rollout: a reward that never returns, plain or async, doesn't hold the run."""
     never = threading.Event()

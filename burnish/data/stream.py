@@ -78,6 +78,10 @@ class PromptStream:
             if prompt is not None:
                 return prompt
 
+    def samples(self) -> list[Prompt]:
+        """The first row of each source that has a length, for checks before a run; draws nothing."""
+        return [position.source.prompts[0] for position in self._positions if isinstance(position.source.prompts, Sequence)]
+
     def cursor(self) -> dict[str, Any]:
         """Where the stream stands, as plain JSON values."""
         return {"seed": self._seed, "sources": {position.source.name: position.cursor() for position in self._positions}}

@@ -231,7 +231,8 @@ def _parameters(spec: RewardSpec) -> _Parameters:
 def _checked(returned: Any, name: str, count: int) -> list[float | None]:
     """One finite float or None for each completion; numbers of numpy and booleans are numbers."""
     expected = f"reward {name} must return {count} rewards, each a finite number or None"
-    if not isinstance(returned, Sequence | np.ndarray) or isinstance(returned, str | bytes):
+    is_list = isinstance(returned, Sequence) or (isinstance(returned, np.ndarray) and returned.ndim > 0)
+    if not is_list or isinstance(returned, str | bytes):
         raise RewardError(f"{expected}; got {returned!r:.80} ({type(returned).__name__})")
     values = list(returned)
     if len(values) != count:
@@ -243,7 +244,10 @@ def _checked(returned: Any, name: str, count: int) -> list[float | None]:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, np.bool_) or (isinstance(value, numbers.Real) and math.isfinite(value))
+    try:
+        return isinstance(value, np.bool_) or (isinstance(value, numbers.Real) and math.isfinite(value))
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

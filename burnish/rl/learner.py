@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import resource
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,12 +41,14 @@ from burnish.rl.producer import Chunk, Producer
 from burnish.rl.prompts import held_out_prompts, token_counter, training_stream
 from burnish.rl.reports import record_rollout
 from burnish.text.codec import Codec
+from burnish.train.optim import make_optimizer
 from burnish.train.step import MicroBatch
 from burnish.types import Group, Prompt, SamplingParams
 
 log = logging.getLogger(__name__)
 
 _LEAVE_S = 30.0
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass
@@ -92,6 +95,8 @@ class RLLearner:
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
         self._plan = BatchPlan.from_config(self._training, algorithm)
+        self._total_updates = self._training.max_steps * self._plan.updates_per_step
+        make_optimizer(self._training.optimizer, total_updates=self._total_updates)  # a schedule that can't be is an error here already
         # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
         needed = algorithm.scores_needed | ({"old"} if self._plan.updates_per_step > 1 else set())
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
@@ -104,6 +109,10 @@ class RLLearner:
             train_ds, count_tokens=count, max_tokens=limit, policy=overlong, seed=self._run.seed, batch_size=self._plan.batch
         )
         self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=overlong)
+        if not self._rewards.specs and env_class is TaskEnvironment:
+            raise UserError("reward_fns is empty and a TaskEnvironment gives no reward: give at least one reward function")
+        for prompt in (*self._stream.samples(), *self._held_out):
+            self._rewards.check(prompt)
         if (self._training.eval_every is not None or self._training.compare) and not self._held_out:
             raise UserError("training.eval_every and training.compare need held-out prompts: give eval_ds (data.eval)")
         self.cluster = (
@@ -141,7 +150,6 @@ class RLLearner:
         """
         self._refuse_closed()
         plan, training = self._plan, self._training
-        self.cluster.prepare(self._algorithm, total_updates=training.max_steps * plan.updates_per_step)
         handoff: Handoff[Chunk] = Handoff(plan.queue_size)
         gate = VersionGate()
         producer = Producer(
@@ -158,6 +166,7 @@ class RLLearner:
         )
         result = TrainResult()
         try:
+            self.cluster.prepare(self._algorithm, total_updates=self._total_updates)
             if training.compare:
                 self._evaluate(BEFORE, 0, result)
             producer.start()
@@ -219,7 +228,7 @@ class RLLearner:
     def _report(self, step: int, groups: Sequence[Group], seconds: float, result: TrainResult) -> None:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
-        self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
         metrics = self._metrics.take()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
         metrics["perf/train_tokens_per_second"] = sampled * self._algorithm.num_iterations / max(metrics["time/update_seconds"], 1e-9)

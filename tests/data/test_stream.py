@@ -163,3 +163,9 @@ def test_sources_need_names_of_their_own() -> None:
         PromptStream([rows("a", 1), rows("a", 2)], seed=0)
     with pytest.raises(DataError, match="no source"):
         PromptStream([], seed=0)
+
+
+def test_samples_are_first_rows_and_draw_nothing() -> None:
+    stream = PromptStream([rows("a", 8), from_rows((str(i) for i in range(4)), name="once")], seed=3, epochs=1)
+    assert [prompt.id for prompt in stream.samples()] == ["a:0"]
+    assert len(drawn(stream)) == 12

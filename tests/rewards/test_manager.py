@@ -195,6 +195,8 @@ def test_a_group_without_a_graded_episode_calls_nothing() -> None:
         ([float("inf"), 0.0], "number 0 is inf"),
         (np.zeros((2, 2)), "number 0 is array"),
         ([1j, 0], "number 0 is 1j"),
+        (np.array(1.0), r"got array\(1"),
+        ([1, 10**400], "number 1 is 10000"),
     ],
 )
 def test_a_wrong_return_names_the_function_what_was_expected_and_what_came(returned: object, got: str) -> None:

@@ -37,7 +37,7 @@ from burnish.rl.cluster import RLCluster
 from burnish.rl.evaluation import Evaluation, evaluate
 from burnish.rl.handoff import Handoff, VersionGate
 from burnish.rl.producer import Chunk, Producer
-from burnish.rl.prompts import held_out_prompts, token_counter, training_stream
+from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reports import record_rollout
 from burnish.text.codec import Codec
 from burnish.train.step import MicroBatch
@@ -104,8 +104,7 @@ class RLLearner:
             train_ds, count_tokens=count, max_tokens=limit, policy=overlong, seed=self._run.seed, batch_size=self._plan.batch
         )
         self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=overlong)
-        if (self._training.eval_every is not None or self._training.compare) and not self._held_out:
-            raise UserError("training.eval_every and training.compare need held-out prompts: give eval_ds (data.eval)")
+        require_held_out(self._training, self._held_out)
         self.cluster = (
             policy
             if isinstance(policy, RLCluster)

@@ -7,10 +7,12 @@ reported. `train` and `eval` call it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from burnish import rewards
 from burnish.agentic import agents, environments
@@ -22,12 +24,15 @@ from burnish.data.source import Source, from_file, from_recipe
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
+from burnish.models.sharding import check_mesh
+from burnish.models.weights import load_config
 from burnish.observe.sinks import Sink
-from burnish.rewards.manager import RewardSpec
+from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl import algorithms
+from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster, build_mesh
 from burnish.rl.learner import RLLearner
-from burnish.rl.prompts import held_out_prompts, token_counter, training_stream
+from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.text.codec import Codec
 
 Report = Callable[[str], None]
@@ -43,6 +48,7 @@ def build_learner(
     config, base = resolved.config, resolved.base
     with _step("text", report) as say:
         folder = locate(_required(config.model.path, "model.path", "a Hugging Face folder or a name from `burnish fetch`"))
+        architecture = load_config(folder)
         codec = Codec.load(folder, template_kwargs=config.data.chat_template_kwargs)
         say(f"{folder}")
     with _step("data", report) as say:
@@ -53,8 +59,9 @@ def build_learner(
         make_agent = functools.partial(agent_class, **config.agent.options)
         count = token_counter(codec.template, make_agent) if env_class is environments.TaskEnvironment else None
         limit = {"count_tokens": count, "max_tokens": config.rollout.max_prompt_tokens, "policy": config.rollout.overlong_prompts}
+        sources = _sources(config, config.data.train, base)
         stream = training_stream(
-            _sources(config, config.data.train, base),
+            sources,
             **limit,
             seed=config.run.seed,
             batch_size=config.training.batch_size,
@@ -63,18 +70,24 @@ def build_learner(
             epochs=config.data.epochs,
         )
         held_out = held_out_prompts(_sources(config, config.data.eval, base), **limit) if config.data.eval else None
+        require_held_out(config.training, held_out)
         say(f"{_count(stream)} prompts to train on, {len(held_out or ())} held out")
     with _step("rewards", report) as say:
         specs = [_reward(reward, base) for reward in config.rewards]
         if not specs and env_class is environments.TaskEnvironment:
             raise UserError("`rewards` is empty: name at least one reward function, e.g. `rewards: [{fn: numeric}]`")
+        for prompt in [*(source.prompts[0] for source in sources if isinstance(source.prompts, Sequence)), *(held_out or ())[:1]]:
+            RewardManager(specs).check(prompt)
         say(", ".join(spec.name for spec in specs) or "given by the environment")
     with _step("algorithm", report) as say:
         algorithm = algorithms.from_config(config.algorithm)
+        BatchPlan.from_config(config.training, algorithm)
+        mesh = build_mesh(config.cluster.actor)
+        if mesh is not None:
+            check_mesh(architecture, mesh)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
     outputs = sinks()
     with _step("model", report) as say:
-        mesh = build_mesh(config.cluster.actor)
         model = load_model(folder, template_kwargs=config.data.chat_template_kwargs, mesh=mesh)
         say(f"{model.config.family}, {model.config.num_layers} layers, width {model.config.width}")
     with _step("cluster", report) as say:
@@ -141,6 +154,31 @@ def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
     check_options(fn, reward.options, what=f"reward `{reward.fn}`", reserved=("prompts", "completions", "conversations", "trajectories"))
     bound = functools.partial(fn, **reward.options) if reward.options else fn
     return RewardSpec(name=reward.fn.rpartition(":")[2], fn=bound, weight=reward.weight, timeout_s=reward.timeout_s)
+
+
+def anchored(resolved: Resolved[Config]) -> Resolved[Config]:
+    """The same configuration with the files that it names by their absolute paths: what a run keeps must mean the same from anywhere."""
+    base = resolved.base
+
+    def walk(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: item if name == "options" else walk(item, name) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [walk(item) for item in value]
+        return _absolute(value, base) if key in FILES and isinstance(value, str) else value
+
+    return dataclasses.replace(resolved, config=Config.model_validate(walk(resolved.config.model_dump())))
+
+
+FILES = frozenset({"path", "recipe", "fn", "env", "agent"})
+"""Keys whose values may name a file, `:attribute` behind it or not, or a model's folder."""
+
+
+def _absolute(name: str, base: Path) -> str:
+    place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+    near, here = base / place, Path(place)
+    found = near if near.is_file() else here if here.is_file() or (place and here.is_dir()) else None
+    return name if found is None else f"{found.resolve()}{colon}{attribute}"
 
 
 def _count(stream: PromptStream) -> str:

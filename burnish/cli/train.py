@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     resolved = load(args)
 
-    from burnish.cli.build import build_learner
+    from burnish.cli.build import anchored, build_learner
     from burnish.config.loader import dump_config
     from burnish.observe.display import ProgressSink
     from burnish.observe.run_folder import RunFolder
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     def sinks() -> list[Sink]:
         folder = RunFolder(config.run.folder, config.run.name)
         opened.append(folder)
-        folder.write_config(dump_config(resolved))
+        folder.write_config(dump_config(anchored(resolved)))
         found: list[Sink] = [JsonlSink(folder), ProgressSink(sample_every=config.observe.sample_every, live=config.observe.progress)]
         return [*found, TranscriptSink(folder)] if config.observe.transcripts else found
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from burnish.config.errors import UserError
@@ -77,7 +77,10 @@ class TensorFiles:
     def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
         self._handles = {}
         for path in paths:
-            handle = stack.enter_context(safe_open(path, framework="numpy"))
+            try:
+                handle = stack.enter_context(safe_open(path, framework="numpy"))
+            except SafetensorError as error:
+                raise BadWeights(f"{path} can't be read as safetensors: {error}; it may be cut off, get it again") from error
             self._handles |= dict.fromkeys(handle.keys(), handle)
 
     def check(self, tree: Any, where: Path, *, ignored: Callable[[str], bool]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from burnish.config.errors import UserError
+from burnish.config.errors import BurnishError, UserError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -189,6 +189,8 @@ def _locked(lock: Path) -> bool:
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
+    if isinstance(error, BurnishError):
+        return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 

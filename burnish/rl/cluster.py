@@ -221,7 +221,7 @@ class RLCluster:
         if self._scale is not None:
             target = folder / "adapter"
             adapter = Adapter(self.state.trainable, self._scale)
-            weights.save_adapter(target, self.model.config, adapter, base=str(self.model.folder))
+            weights.save_adapter(target, self.model.config, adapter, base=str(self.model.folder.absolute()))
         else:
             target = folder / "model"
             weights.save(target, self.model.config, self.state.trainable, like=self.model.folder)

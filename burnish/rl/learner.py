@@ -38,7 +38,7 @@ from burnish.rl.cluster import RLCluster
 from burnish.rl.evaluation import Evaluation, evaluate
 from burnish.rl.handoff import Handoff, VersionGate
 from burnish.rl.producer import Chunk, Producer
-from burnish.rl.prompts import held_out_prompts, token_counter, training_stream
+from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reports import record_rollout
 from burnish.text.codec import Codec
 from burnish.train.optim import make_optimizer
@@ -113,8 +113,7 @@ class RLLearner:
             raise UserError("reward_fns is empty and a TaskEnvironment gives no reward: give at least one reward function")
         for prompt in (*self._stream.samples(), *self._held_out):
             self._rewards.check(prompt)
-        if (self._training.eval_every is not None or self._training.compare) and not self._held_out:
-            raise UserError("training.eval_every and training.compare need held-out prompts: give eval_ds (data.eval)")
+        require_held_out(self._training, self._held_out)
         self.cluster = (
             policy
             if isinstance(policy, RLCluster)

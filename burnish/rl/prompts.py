@@ -11,6 +11,8 @@ from typing import Any
 
 from burnish.agentic.agents import ConversationAgentBase
 from burnish.agentic.trajectory import Template
+from burnish.config.errors import UserError
+from burnish.config.schema import TrainingConfig
 from burnish.data.length import CountTokens, OverlongPolicy, limit_prompts
 from burnish.data.source import Source, from_rows, require_at_least
 from burnish.data.stream import PromptStream
@@ -62,6 +64,12 @@ def held_out_prompts(eval_ds: Iterable[Any], *, count_tokens: CountTokens | None
     return [prompt for source in _sources(eval_ds, "eval") for prompt in limited(source, count_tokens, max_tokens, policy).prompts]
 
 
+def require_held_out(training: TrainingConfig, held_out: Sequence[Prompt] | None) -> None:
+    """Refuse to be asked for evaluations with nothing to evaluate on."""
+    if (training.eval_every is not None or training.compare) and not held_out:
+        raise UserError("training.eval_every and training.compare need held-out prompts: give eval_ds (data.eval)")
+
+
 def limited(source: Source, count_tokens: CountTokens | None, max_tokens: int, policy: OverlongPolicy) -> Source:
     """The source without its too long prompts; how many there were is logged."""
     if count_tokens is None:
@@ -80,4 +88,4 @@ def _sources(data: Iterable[Any], name: str) -> list[Source]:
     return [from_rows(data, name=name)]
 
 
-__all__ = ["held_out_prompts", "limited", "token_counter", "training_stream"]
+__all__ = ["held_out_prompts", "limited", "require_held_out", "token_counter", "training_stream"]

@@ -31,7 +31,7 @@ from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import TokenBatch
-from burnish.rollout.engine import Engine
+from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
@@ -184,7 +184,7 @@ class RLCluster:
         async def together() -> list[Completion]:
             return await asyncio.gather(*(self.engine.generate(request) for request in requests))
 
-        return asyncio.run(together())
+        return wait_for(together())
 
     def sync_weights(self) -> int:
         """Give the engine the actor's weights as a new version, all or none of them. Returns the version."""
@@ -200,7 +200,7 @@ class RLCluster:
             await self.engine.commit_update()
 
         with span("sync", version=version):
-            asyncio.run(push())
+            wait_for(push())
         self._version = version
         self._take_anchor()
         return version
@@ -229,7 +229,7 @@ class RLCluster:
 
     def close(self) -> None:
         """Stop the engine. Waiting requests end with `EngineClosed`; closing twice is fine."""
-        asyncio.run(self.engine.close())
+        wait_for(self.engine.close())
 
 
 def build_mesh(spec: MeshSpec) -> Mesh | None:

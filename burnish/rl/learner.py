@@ -6,7 +6,6 @@ cluster's, episodes the orchestrator's. A *step* ends when the engine has a new 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -40,6 +39,7 @@ from burnish.rl.handoff import Handoff, VersionGate
 from burnish.rl.producer import Chunk, Producer
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reports import record_rollout
+from burnish.rollout.engine import wait_for
 from burnish.text.codec import Codec
 from burnish.train.optim import make_optimizer
 from burnish.train.step import MicroBatch
@@ -253,7 +253,7 @@ class RLLearner:
         self._refuse_closed()
         if not self._held_out:
             raise UserError("there are no held-out prompts to evaluate: give eval_ds (data.eval)")
-        return asyncio.run(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
+        return wait_for(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
 
     @property
     def held_out_clusters(self) -> list[Hashable]:

@@ -1,15 +1,20 @@
 """The protocol that every source of completions speaks: the native engine, vLLM, SGLang, a scripted replay.
 
-Owns the interface only; no jax. Requests are asynchronous and single, from the start: batching is the engine's business. Weights arrive
-in two phases, so an engine is wholly on the old or wholly on the new version, never on a mix.
+Owns the interface, and how plain code waits for it; no jax. Requests are asynchronous and single, from the start: batching is the engine's
+business. Weights arrive in two phases, so an engine is wholly on the old or wholly on the new version, never on a mix.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from burnish.types import Completion, Request
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,16 @@ class EngineStats:
     waiting: int
     kv_bytes: int
     tokens: int
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, for callers that are plain functions; on a thread of its own where this one runs a loop, as a notebook's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
 
 
 class EngineClosed(RuntimeError):

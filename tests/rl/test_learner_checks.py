@@ -1,5 +1,6 @@
 """What a learner refuses before it loads weights: each mistake here names a model folder that has none."""
 
+import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,3 +51,20 @@ def test_mistakes_are_errors_before_weights_are_loaded(folder: Path, options: An
             rollout=RolloutConfig(max_prompt_tokens=12, sampling={"max_tokens": 4}),
             **given,
         )
+
+
+def test_a_run_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, config=tiny_config(width=16), alphabet="0123456789")
+
+    async def cell() -> int:
+        learner = GRPOLearner(
+            tmp_path,
+            reward_fns=[exact],
+            train_ds=ROWS,
+            eval_ds=ROWS,
+            training=TrainingConfig(max_steps=1, batch_size=2, compare=True),
+            rollout=RolloutConfig(max_prompt_tokens=12, slots=16, sampling={"max_tokens": 4}),
+        )
+        return learner.train().steps
+
+    assert asyncio.run(cell()) == 1

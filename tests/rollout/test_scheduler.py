@@ -39,7 +39,7 @@ def test_one_call_holds_one_padded_length_and_no_more_rows_than_fit() -> None:
         (32, [5, 6, 7]),
         (32, [8]),
         (96, [90, 91]),
-        (64, [33]),
+        (48, [33]),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from burnish.config.errors import UserError
-from burnish.config.schema import RolloutConfig, TrainingConfig
+from burnish.config.schema import RolloutConfig, SamplingConfig, TrainingConfig
 from burnish.rl.learner import GRPOLearner
 from burnish.testing.tiny import tiny_config, write_tiny_model
 
@@ -48,7 +48,7 @@ def test_mistakes_are_errors_before_weights_are_loaded(folder: Path, options: An
         GRPOLearner(
             folder,
             training=TrainingConfig(max_steps=3, batch_size=2, **training),
-            rollout=RolloutConfig(max_prompt_tokens=12, sampling={"max_tokens": 4}),
+            rollout=RolloutConfig(max_prompt_tokens=12, sampling=SamplingConfig(max_tokens=4)),
             **given,
         )
 
@@ -63,7 +63,7 @@ def test_a_run_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
             train_ds=ROWS,
             eval_ds=ROWS,
             training=TrainingConfig(max_steps=1, batch_size=2, compare=True),
-            rollout=RolloutConfig(max_prompt_tokens=12, slots=16, sampling={"max_tokens": 4}),
+            rollout=RolloutConfig(max_prompt_tokens=12, slots=16, sampling=SamplingConfig(max_tokens=4)),
         )
         return learner.train().steps
 

@@ -149,7 +149,9 @@ class TrajectoryCollectEngine:
             before = list(agent.messages)
             action = agent.update_from_model(step.text)
             env.check_step()
-            result: EnvStepResult = await call("env.step", env._step_impl, action)
+            result = await call("env.step", env._step_impl, action)
+            if not isinstance(result, EnvStepResult):
+                raise EnvError(TypeError(f"{type(env).__name__}._step_impl must return an EnvStepResult, got {type(result).__name__}"))
             step.observation, step.reward, step.done, step.info = result.observation, result.reward, result.done, result.info
             if result.done:
                 env.done = True

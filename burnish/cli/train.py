@@ -39,13 +39,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         learner = build_learner(resolved, sinks=sinks, report=lambda line: print(line, flush=True))
         folder = opened[0]
-        every, last = config.checkpoint.every, config.training.max_steps
+        every = config.checkpoint.every
 
         def save(step: int) -> None:
-            if step == last or (every is not None and step % every == 0):
+            if every is not None and step % every == 0:
                 learner.save(folder.checkpoints_path, step=step)
 
         result = learner.train(on_step=save)
+        if result.steps and (every is None or result.steps % every):  # also where the data ended before max_steps
+            learner.save(folder.checkpoints_path, step=result.steps)
         exported = learner.cluster.export(folder.path)
         write_jsonl(folder.trace_path)
         before, after = result.evaluations.get(0, {}), result.evaluations.get(result.steps, {})

@@ -43,7 +43,7 @@ class RunFolder:
         self.path = _resolve(Path(root), name)
         self.resumed = resume
         if resume and not (self.path / "status.json").is_file():
-            raise RunFolderError(f"there is no run to resume in {self.path}; start it without --resume, or set run.folder and run.name")
+            raise RunFolderError(f"there is no run to resume in {self.path}; check run.folder and run.name")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -115,7 +115,7 @@ class RunFolder:
         others = sorted(entry.name for entry in self.path.iterdir() if entry.name != "lock")
         if others:
             some = ", ".join(others[:3])
-            raise RunFolderError(f"{self.path} holds another run's files ({some}); choose another run.name, or go on with it: --resume")
+            raise RunFolderError(f"{self.path} holds another run's files ({some}); choose another run.name")
 
     def _write_status(self, state: State, **fields: Any) -> None:
         status = {"state": state, **fields, "pid": os.getpid(), "host": socket.gethostname(), "time": _now()}

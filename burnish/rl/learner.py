@@ -148,6 +148,8 @@ class RLLearner:
         Raises what the producer, a reward in the first batch, the engine or an update raised; the cluster is closed then too.
         """
         self._refuse_closed()
+        if self._rollout.sampling.temperature == 0:
+            raise UserError("rollout.sampling.temperature is 0: all samples of a group would be the same, and nothing could be learned")
         plan, training = self._plan, self._training
         handoff: Handoff[Chunk] = Handoff(plan.queue_size)
         gate = VersionGate()

@@ -297,3 +297,14 @@ def test_a_step_after_the_end_is_refused() -> None:
     env.done = True
     with pytest.raises(RuntimeError, match="after its episode had ended"):
         env.check_step()
+
+
+def test_a_step_that_returns_something_else_is_the_environments_error(codec: Codec) -> None:
+    class Forgot(Talk):
+        def _step_impl(self, action: Action) -> Any:
+            return None
+
+    env = Forgot()
+    got = play(context(script(codec, "a"), codec), env)
+    assert (got.status, env.closed) == (Status.ENV_ERROR, 1)
+    assert got.error is not None and "Forgot._step_impl must return an EnvStepResult, got NoneType" in got.error

@@ -103,7 +103,7 @@ def test_r08_lock_of_another_host_is_left_alone(tmp_path: Path) -> None:
 def test_r09_fresh_run_refuses_another_runs_files(tmp_path: Path) -> None:
     RunFolder(tmp_path, "a").complete()
     before = {path: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    with pytest.raises(RunFolderError, match=r"another run's files \(status.json.*--resume"):
+    with pytest.raises(RunFolderError, match=r"another run's files \(status.json.*choose another run.name"):
         RunFolder(tmp_path, "a")
     assert {path: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
     assert RunFolder(tmp_path, "a", resume=True).resumed

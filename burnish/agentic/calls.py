@@ -21,11 +21,12 @@ from burnish import faults
 
 
 class EnvError(Exception):
-    """What an environment raised, `SystemExit` included, with the place where it did."""
+    """What an environment did wrong: an exception, `SystemExit` included, with the place where it was raised if it was."""
 
     def __init__(self, cause: BaseException) -> None:
-        frame = traceback.extract_tb(cause.__traceback__)[-1]
-        super().__init__(f"{type(cause).__name__}: {cause} ({Path(frame.filename).name}:{frame.lineno})")
+        frames = traceback.extract_tb(cause.__traceback__)
+        place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        super().__init__(f"{type(cause).__name__}: {cause}{place}")
 
 
 class EnvTimeout(Exception):

@@ -1,6 +1,6 @@
 """The whole loop learns: a random model finds out, by reward alone, that the answer to a digit is the next one.
 
-Measured on 2 cores with seed 0 (80 steps of 8 prompts x 16 samples): reward .05 at the first step, above .9 from step 36 on, .99 at the end,
+Measured on 2 cores, seed 0, 80 steps of 8 prompts x 16 samples: reward .05 at the first step, above .9 from step 36 on, .99 at the end,
 in some 20 s, half of which compiles. The same run at learning rate 0 stays where it began.
 """
 

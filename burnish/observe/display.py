@@ -72,7 +72,8 @@ class ProgressSink:
         return (report.max_steps - report.step) * sum(recent) / len(recent) if recent else None
 
     def _block(self, report: StepReport) -> RenderableType:
-        bar = ProgressBar(total=report.max_steps, completed=report.step, width=60)
+        bar = Table.grid()  # a bar alone doesn't end its line
+        bar.add_row(ProgressBar(total=report.max_steps, completed=report.step, width=60))
         history = Text(f"reward  {sparkline(self._rewards[-60:])}")
         return Group(bar, Text(step_line(report, eta_s=self._eta_s(report))), history)
 

@@ -48,7 +48,10 @@ def test_jsonl_appends_what_is_new(tmp_path: Path) -> None:
 
 
 def test_no_span_is_lost_between_threads() -> None:
+    together = threading.Barrier(8)
+
     def work(worker: int) -> None:
+        together.wait(timeout=30)  # all alive at one time: the id of a thread that has ended is used again
         for i in range(500):
             with trace.span("work", worker=worker, i=i):
                 pass

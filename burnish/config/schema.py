@@ -261,7 +261,7 @@ class TrainingConfig(Section):
     rollout_micro_batch_size: Positive | None = None
     """Prompts handed to the engine together; divides `batch_size`; null means `batch_size`."""
     compute_logps_micro_batch_size: Positive | None = None
-    """Prompts in one scoring pass; divides `batch_size`; null means `train_micro_batch_size`."""
+    """Prompts in one scoring pass; divides `batch_size`. Planned and checked only: scoring still goes by `train_micro_batch_size`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer and schedule."""
     remat: bool | Literal["auto"] = "auto"

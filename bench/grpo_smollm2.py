@@ -22,7 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from burnish import GRPOConfig, GRPOLearner, RLCluster, RolloutConfig, TrainingConfig
-from burnish.config.schema import OptimizerConfig, SamplingConfig
+from burnish.config.optimizer import OptimizerConfig
+from burnish.config.schema import SamplingConfig
 from burnish.models.model import Model
 from burnish.text.codec import Codec
 

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
     from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
+    from burnish.config.algorithms import GRPOConfig
     from burnish.config.loader import load_config
-    from burnish.config.schema import ClusterConfig, Config, GRPOConfig, LoraConfig, RolloutConfig, TrainingConfig
+    from burnish.config.schema import ClusterConfig, Config, LoraConfig, RolloutConfig, TrainingConfig
     from burnish.rl.cluster import RLCluster, Role
     from burnish.rl.learner import GRPOLearner, RLLearner
 
 _HOMES = {
     "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
     "burnish.agentic.environments": ("BaseTaskEnv", "EnvStepResult", "TaskEnvironment"),
+    "burnish.config.algorithms": ("GRPOConfig",),
     "burnish.config.loader": ("load_config",),
-    "burnish.config.schema": ("ClusterConfig", "Config", "GRPOConfig", "LoraConfig", "RolloutConfig", "TrainingConfig"),
+    "burnish.config.schema": ("ClusterConfig", "Config", "LoraConfig", "RolloutConfig", "TrainingConfig"),
     "burnish.rl.cluster": ("RLCluster", "Role"),
     "burnish.rl.learner": ("GRPOLearner", "RLLearner"),
 }

@@ -6,24 +6,13 @@ models. A field that nothing reads must not exist.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import Field, model_validator
 
-T = TypeVar("T")
-Many = Annotated[tuple[T, ...], Strict(False)]
-"""A frozen sequence that a list may fill; its items stay strict."""
-Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """Frozen, strict about names and types, documented by the docstrings under its fields."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True
-    )
-
+from burnish.config.algorithms import AnyAlgorithmConfig, GRPOConfig
+from burnish.config.optimizer import OptimizerConfig
+from burnish.config.section import Many, Positive, Section
 
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 
@@ -119,44 +108,6 @@ class AgentSection(Section):
     """Keyword arguments of the class."""
 
 
-class AlgorithmConfig(Section):
-    """Fields that every policy-gradient algorithm shares."""
-
-    num_generations: Positive = 8
-    """Episodes for each drawn prompt: the size of a group, G."""
-    num_iterations: Positive = 1
-    """Passes over each batch of episodes (μ in the GRPO paper)."""
-    beta: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL penalty to the reference. 0 costs no reference pass."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL to the reference, per token (Schulman, 2020)."""
-    aggregation: Literal["token_mean", "sequence_mean", "fixed_length_mean", "prompt_mean"] = "token_mean"
-    """How per-token losses become one number; the denominator is global over the mini-batch."""
-    fixed_length: Positive | None = None
-    """The constant denominator of `fixed_length_mean`, in tokens a sequence."""
-    train_truncated: bool = True
-    """Whether episodes cut by a limit enter the baseline and the loss."""
-
-    @model_validator(mode="after")
-    def _fixed_length_given(self) -> AlgorithmConfig:
-        if (self.aggregation == "fixed_length_mean") != (self.fixed_length is not None):
-            raise ValueError("`fixed_length` goes with `aggregation: fixed_length_mean`, and only with it")
-        return self
-
-
-class GRPOConfig(AlgorithmConfig):
-    """Group relative policy optimisation (Shao et al., 2024, arXiv:2402.03300)."""
-
-    name: Literal["grpo"] = "grpo"
-    """The algorithm."""
-    epsilon: Annotated[float, Field(gt=0)] = 0.2
-    """Lower clip: ratios below 1 - epsilon carry no gradient where the advantage is negative."""
-    epsilon_high: Annotated[float, Field(gt=0)] | None = None
-    """Upper clip (DAPO's clip-higher); null means `epsilon`."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide centred rewards by the group's standard deviation, by the mini-batch's, or not at all (Dr.GRPO)."""
-
-
 class SamplingConfig(Section):
     """How completions are sampled."""
 
@@ -218,33 +169,6 @@ class ClusterConfig(Section):
 
     actor: MeshSpec = MeshSpec()
     """Devices of the trained policy."""
-
-
-class OptimizerConfig(Section):
-    """The optimizer and its schedule; schedules count updates."""
-
-    name: Literal["adamw", "adafactor", "muon", "lion"] = "adamw"
-    """Which optax optimizer."""
-    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
-    """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up."""
-    warmup_updates: Annotated[int, Field(ge=0)] = 0
-    """Updates over which the rate rises from 0."""
-    total_updates: Positive | None = None
-    """Length of the whole schedule; null derives it from `training.max_steps`."""
-    min_ratio: Fraction = 0.0
-    """Last rate of a decaying schedule, as a share of the peak."""
-    b1: Fraction = 0.9
-    """First moment decay."""
-    b2: Fraction = 0.999
-    """Second moment decay."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay; norms and biases are left out."""
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Clip the global norm of the gradient to this; null doesn't clip."""
 
 
 class TrainingConfig(Section):
@@ -313,7 +237,7 @@ class Config(Section):
     rewards: Many[RewardConfig] = ()
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
-    algorithm: GRPOConfig = GRPOConfig()
+    algorithm: AnyAlgorithmConfig = GRPOConfig()
     rollout: RolloutConfig = RolloutConfig()
     cluster: ClusterConfig = ClusterConfig()
     training: TrainingConfig = TrainingConfig()

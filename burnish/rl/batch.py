@@ -33,8 +33,9 @@ class TokenBatch:
     tokens, positions, segments, parents: [R, T]. A completion continues its prompt's positions. Segments are unique in a row, 0 is
     padding; a token may also attend to the segment in `parents`, its shared prompt (0: none).
 
-    The rest is [R, M], one entry a scored id, padding where `mask` is False. columns: the column whose hidden state predicts the id (for
-    the first id of a completion that is the prompt's last column). sequences, prompts_index: index of the episode and of its group in
+    The rest is [R, M], one entry a scored id, padding where `mask` is False; the entries of an episode lie in one row, side by side, in
+    order. columns: the column whose hidden state predicts the id (for the first id of a completion that is the prompt's last column).
+    own_columns: the column where the id itself lies. returns: what the critic's value before the id should be, 0 without a critic. sequences, prompts_index: index of the episode and of its group in
     the batch. sequence_tokens, prompt_tokens: how many scored ids the whole episode and the whole group have, however rows are cut into
     micro-batches (1 at padding); means over episodes and groups weigh by them. kept_ids: the support that the id was sampled from,
     padded with -1, or None when that was the whole vocabulary.
@@ -45,6 +46,7 @@ class TokenBatch:
     segments: Int32[Array, "R T"]
     parents: Int32[Array, "R T"]
     columns: Int32[Array, "R M"]
+    own_columns: Int32[Array, "R M"]
     target_ids: Int32[Array, "R M"]
     mask: Bool[Array, "R M"]
     sequences: Int32[Array, "R M"]
@@ -52,6 +54,7 @@ class TokenBatch:
     sequence_tokens: Int32[Array, "R M"]
     prompt_tokens: Int32[Array, "R M"]
     advantages: Float[Array, "R M"]
+    returns: Float[Array, "R M"]
     sampler_logps: Float[Array, "R M"]
     temperatures: Float[Array, "R M"]
     kept_ids: Int32[Array, "R M K"] | None
@@ -63,12 +66,14 @@ class TokenBatch:
 class Scores:
     """What models say about the scored ids, [R, M] each: the policy now, the anchor policy (None: the policy now), the reference.
 
-    Values at padding mean nothing and may be NaN.
+    entropy: of the policy now before each id, in nats; it has a gradient only if the algorithm asks for one. Values at padding mean
+    nothing and may be NaN.
     """
 
     logps: Float[Array, "R M"]
     old_logps: Float[Array, "R M"] | None = None
     ref_logps: Float[Array, "R M"] | None = None
+    entropy: Float[Array, "R M"] | None = None
 
 
 def build_batch(
@@ -102,9 +107,10 @@ def build_batch(
         positions=_pad([row.positions for row in rows], grid),
         segments=_pad([row.segments for row in rows], grid),
         parents=_pad([row.parents for row in rows], grid),
-        **{name: padded(name, 0, np.int32) for name in ("columns", "target_ids", "sequences", "prompts_index")},
+        **{name: padded(name, 0, np.int32) for name in ("columns", "own_columns", "target_ids", "sequences", "prompts_index")},
         **{name: padded(name, 1, np.int32) for name in ("sequence_tokens", "prompt_tokens")},
         **{name: padded(name, 0.0, np.float32) for name in ("advantages", "sampler_logps")},
+        returns=np.zeros(scored, np.float32),
         mask=_pad([np.ones(row.num_targets) for row in rows], scored, dtype=bool),
         temperatures=np.full(scored, temperature or 1.0, np.float32),
         kept_ids=_pad_kept(rows, (*scored, shape.kept)) if shape.kept else None,
@@ -156,15 +162,16 @@ def _with_credit(groups: Sequence[Group], advantages: Credit) -> list[Trajectory
 
 def _targets(row: Row, numbers: _Numbers, advantages: Credit) -> dict[str, np.ndarray]:
     """The scored ids of one row, unpadded: field of `TokenBatch` -> one value an id."""
-    placed = [t for t, _ in row.placed]
-    counts = [len(columns) for _, columns in row.placed]
+    placed = [episode.trajectory for episode in row.placed]
+    counts = [len(episode.columns) for episode in row.placed]
 
     def each(values: Iterable[int]) -> np.ndarray:
         return np.repeat(np.fromiter(values, np.int64), counts)
 
     worth = [np.broadcast_to(advantages[t.group, t.sample], count) for t, count in zip(placed, counts, strict=True)]
     return {
-        "columns": np.concatenate([columns for _, columns in row.placed]),
+        "columns": np.concatenate([episode.columns for episode in row.placed]),
+        "own_columns": np.concatenate([episode.own_columns for episode in row.placed]),
         "target_ids": np.concatenate([t.ids[t.sampled] for t in placed]),
         "sequences": each(numbers.sequences[t.group, t.sample] for t in placed),
         "prompts_index": each(numbers.prompts[t.group] for t in placed),
@@ -209,9 +216,10 @@ def _pad_kept(rows: Sequence[Row], shape: tuple[int, int, int]) -> np.ndarray:
     out = np.full(shape, -1, np.int32)
     for target, row in zip(out, rows, strict=False):
         at = 0
-        for t, columns in row.placed:
+        for episode in row.placed:
+            t, count = episode.trajectory, len(episode.columns)
             if t.kept_ids is not None:
                 kept = t.kept_ids[t.sampled]
-                target[at : at + len(columns), : kept.shape[1]] = kept
-            at += len(columns)
+                target[at : at + count, : kept.shape[1]] = kept
+            at += count
     return out

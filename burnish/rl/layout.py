@@ -20,21 +20,27 @@ Layout = Literal["shared", "packed", "padded"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-    """tokens, positions, segments, parents: int32[T] as in `TokenBatch`, unpadded.
+class Placed:
+    """An episode in a row. columns: what predicts each of its sampled ids; own_columns: where the id itself lies. int[num_sampled] each."""
 
-    placed: the episodes in the row, each with the column that predicts each of its sampled ids.
-    """
+    trajectory: Trajectory
+    columns: np.ndarray
+    own_columns: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """tokens, positions, segments, parents: int32[T] as in `TokenBatch`, unpadded. placed: the episodes in the row."""
 
     tokens: np.ndarray
     positions: np.ndarray
     segments: np.ndarray
     parents: np.ndarray
-    placed: tuple[tuple[Trajectory, np.ndarray], ...]
+    placed: tuple[Placed, ...]
 
     @property
     def num_targets(self) -> int:
-        return sum(len(columns) for _, columns in self.placed)
+        return sum(len(episode.columns) for episode in self.placed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,8 +172,9 @@ def _join(pieces: Sequence[Sequence[Trajectory]]) -> Row:
         ]
         start = column + prompt_length
         for t in piece:
-            before = np.flatnonzero(t.sampled) - 1
-            placed.append((t, np.where(before < prompt_length, column + before, start + before - prompt_length)))
+            own = np.flatnonzero(t.sampled)
+            columns, own_columns = (np.where(i < prompt_length, column + i, start + i - prompt_length) for i in (own - 1, own))
+            placed.append(Placed(t, columns, own_columns))
             start += len(t.ids) - prompt_length
         for ids, first, own, above in spans:
             tokens.append(ids)

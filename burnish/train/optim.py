@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float
 
 from burnish.config.errors import UserError
-from burnish.config.schema import OptimizerConfig
+from burnish.config.optimizer import OptimizerConfig
 
 Schedule = Callable[[Any], Float[Array, ""]]
 

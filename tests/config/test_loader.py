@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 
 from burnish.config.errors import ConfigError
 from burnish.config.loader import dump_config, json_schema, load, load_config
-from burnish.config.schema import Config, Section
+from burnish.config.schema import Config
+from burnish.config.section import Section
 
 
 def write(path: Path, text: str) -> Path:

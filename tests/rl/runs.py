@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from burnish.config.schema import ClusterConfig, GRPOConfig, LoraConfig, MeshSpec, RolloutConfig, RunSection, TrainingConfig
+from burnish.config.algorithms import GRPOConfig
+from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.observe.metrics import Metric
 from burnish.rl.batch import TokenBatch

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from burnish.config.schema import GRPOConfig
+from burnish.config.algorithms import GRPOConfig
 from burnish.rl.advantages import Advantages
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch import Scores

@@ -2,7 +2,8 @@
 
 import pytest
 
-from burnish.config.schema import AlgorithmConfig, GRPOConfig, TrainingConfig
+from burnish.config.algorithms import AlgorithmConfig, GRPOConfig
+from burnish.config.schema import TrainingConfig
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch_plan import BatchPlan
 

@@ -14,7 +14,8 @@ from burnish.agentic.agents import ModelAgent
 from burnish.agentic.environments import TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
 from burnish.agentic.trajectory import EpisodeContext
-from burnish.config.schema import GRPOConfig, TrainingConfig
+from burnish.config.algorithms import GRPOConfig
+from burnish.config.schema import TrainingConfig
 from burnish.data.source import DataError, from_rows
 from burnish.data.stream import PromptStream
 from burnish.rewards.manager import RewardManager, RewardSpec

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from burnish.config.schema import OptimizerConfig
+from burnish.config.optimizer import OptimizerConfig
 from burnish.train.optim import decays, make_optimizer, make_schedule
 
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from burnish.config.schema import GRPOConfig, OptimizerConfig
+from burnish.config.algorithms import GRPOConfig
+from burnish.config.optimizer import OptimizerConfig
 from burnish.train.optim import make_optimizer
 from burnish.train.score import make_score
 from burnish.train.state import NonFiniteError, init_state, leaf_names, read_metrics, stop_if_nonfinite

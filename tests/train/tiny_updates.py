@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from burnish.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
+from burnish.config.algorithms import GRPOConfig
+from burnish.config.optimizer import OptimizerConfig
+from burnish.config.schema import LoraConfig
 from burnish.models import transformer
 from burnish.models.lora import init_adapter
 from burnish.models.transformer import Params

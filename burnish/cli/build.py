@@ -81,7 +81,7 @@ def build_learner(
         say(", ".join(spec.name for spec in specs) or "given by the environment")
     with _step("algorithm", report) as say:
         algorithm = algorithms.from_config(config.algorithm)
-        BatchPlan.from_config(config.training, algorithm)
+        BatchPlan.from_config(config.training, algorithm, config.rollout)
         mesh = build_mesh(config.cluster.actor)
         if mesh is not None:
             check_mesh(architecture, mesh)

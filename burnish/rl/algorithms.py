@@ -27,7 +27,8 @@ class Algorithm:
     """What a policy-gradient method is.
 
     advantage_scope: what the estimator must see at once, one group or the whole mini-batch. scores_needed: passes over a batch before its
-    first update, by the policy as it then is ("old") and by the reference. num_iterations: updates from each mini-batch.
+    first update, by the policy as it then is ("old") and by the reference. num_iterations: updates from each mini-batch. zero_signal: what
+    becomes of groups whose rewards are all equal (`rl.producer`), with max_resample_rounds and on_shortage.
     """
 
     name: str
@@ -39,6 +40,9 @@ class Algorithm:
     num_generations: int
     num_iterations: int
     train_truncated: bool
+    zero_signal: Literal["keep", "drop", "resample"] = "keep"
+    max_resample_rounds: int = 3
+    on_shortage: Literal["error", "train_short"] = "error"
 
 
 def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Estimator | None = None) -> Algorithm:
@@ -52,6 +56,11 @@ def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Esti
         raise UserError(
             f"algorithm.num_generations is {config.num_generations}, but {config.name} compares the completions of a prompt with each "
             "other, so every advantage would be 0: use at least 2"
+        )
+    if config.zero_signal != "keep" and config.num_generations < 2:
+        raise UserError(
+            f"algorithm.zero_signal is {config.zero_signal}, but with algorithm.num_generations {config.num_generations} the rewards of "
+            "every group are all equal: use keep, or at least 2 generations"
         )
     policy_loss = loss or functools.partial(losses.clipped, epsilon=config.epsilon, epsilon_high=config.epsilon_high)
     if config.beta > 0:
@@ -72,6 +81,9 @@ def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Esti
         num_generations=config.num_generations,
         num_iterations=config.num_iterations,
         train_truncated=config.train_truncated,
+        zero_signal=config.zero_signal,
+        max_resample_rounds=config.max_resample_rounds,
+        on_shortage=config.on_shortage,
     )
 
 

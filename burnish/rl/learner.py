@@ -42,6 +42,7 @@ from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter
 from burnish.rl.reports import record_rollout
 from burnish.rollout.engine import wait_for
 from burnish.text.codec import Codec
+from burnish.train.compiles import programs_compiled
 from burnish.train.optim import make_optimizer
 from burnish.train.step import MicroBatch
 from burnish.types import Group, Prompt, SamplingParams
@@ -95,7 +96,7 @@ class RLLearner:
         self._training = policy.training_config if isinstance(policy, RLCluster) else training or TrainingConfig()
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
-        self._plan = BatchPlan.from_config(self._training, algorithm)
+        self._plan = BatchPlan.from_config(self._training, algorithm, self._rollout)
         self._total_updates = self._training.max_steps * self._plan.updates_per_step
         make_optimizer(self._training.optimizer, total_updates=self._total_updates)  # a schedule that can't be is an error here already
         # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
@@ -139,6 +140,7 @@ class RLLearner:
             make_env=self._make_env,
             max_concurrency=4 * self._rollout.slots,
         )
+        self._programs = programs_compiled()
         self._closed = False
 
     # ---------------------------------------------------------------------------------------------------------------- the loop
@@ -165,6 +167,7 @@ class RLLearner:
             seed=self._run.seed,
             steps=range(training.max_steps),
             rows_multiple=self.cluster.rows_multiple,
+            pairs_per_token=self.cluster.model.config.pairs_per_token,
         )
         result = TrainResult()
         try:
@@ -201,7 +204,9 @@ class RLLearner:
                     return False
                 if iteration == 0:
                     micro_batches = [self._score(chunk) for chunk in chunks]
-                    groups += [group for chunk in chunks for group in chunk.groups]
+                    groups += [group for chunk in chunks for group in chunk.sampled]
+                    for name, count in [item for chunk in chunks for item in chunk.counts.items()]:
+                        self._metrics.sum(name, count)
                     self._metrics.sum("time/rollout_seconds", sum(chunk.rollout_seconds for chunk in chunks))
                 with self._timed("update"):
                     self._metrics.merge(self.cluster.update_actor(micro_batches, count=len(micro_batches), step=step))
@@ -215,7 +220,8 @@ class RLLearner:
     def _take(self, handoff: Handoff[Chunk]) -> list[Chunk]:
         """The micro-batches of one update; none at the end of the data, which is always the end of a step."""
         with self._timed("wait"):
-            chunks = [handoff.get() for _ in range(self._plan.accumulation_steps)]
+            first = handoff.get()
+            chunks = [] if first is None else [first, *(handoff.get() for _ in range(first.count - 1))]
         return [chunk for chunk in chunks if chunk is not None]
 
     def _score(self, chunk: Chunk) -> MicroBatch:
@@ -232,6 +238,7 @@ class RLLearner:
         self._metrics.last("perf/step_seconds", seconds)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
         metrics = self._metrics.take()
+        metrics["perf/compiles"], self._programs = float(programs_compiled() - self._programs), programs_compiled()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
         metrics["perf/train_tokens_per_second"] = sampled * self._algorithm.num_iterations / max(metrics["time/update_seconds"], 1e-9)
         result.history.append(metrics)

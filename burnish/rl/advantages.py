@@ -117,7 +117,7 @@ def gdpo(rewards: Rewards, group_ids: Sequence[Hashable], /, *, valid: np.ndarra
     centred numbers have none but rounding.
     """
     totals, valid = _clean(rewards, valid)
-    known = {row: _weighted(rewards[row]) for row in np.flatnonzero(valid)}
+    known = {row: _weighted(reward) for row, reward in enumerate(rewards) if valid[row]}
     out = np.zeros(totals.shape, np.float64)
     for name in dict.fromkeys(name for reward in known.values() for name in reward.parts):
         given = [known[row].parts.get(name) if row in known else None for row in range(len(rewards))]

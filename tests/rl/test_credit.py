@@ -27,7 +27,10 @@ from burnish.rl.credit import (
     uncredited,
     whitened,
 )
+from burnish.testing.byte_tokenizer import make_byte_tokenizer
+from burnish.text.codec import Codec
 from burnish.types import Completion, Group, Prompt, Status, Step, StopReason, Trajectory
+from tests.agentic.episodes import END, Talk, context, play, script
 
 from .batches import episode, group
 
@@ -183,6 +186,20 @@ def test_turns_that_dont_fit_the_row_are_refused():
     broken.sampled[-1] = False
     with pytest.raises(ValueError, match="sampled 4 ids, but 3"):
         turns(broken)
+
+
+def test_turns_of_a_played_episode_whose_second_was_cut(tmp_path):
+    """Two turns of 100 in a budget that leaves 150: the second call is cut to 50 and still has its own ids and reward."""
+    make_byte_tokenizer(tmp_path)
+    codec = Codec.load(tmp_path)
+    free = play(context(script(codec, "x" * 99, "y" * 200), codec, context=1000), Talk(says=("one", "two")), max_tokens=100)
+    room = len(free.steps[1].prompt_ids) + 50
+    cut = play(context(script(codec, "x" * 99, "y" * 200, context=room), codec, context=room), Talk(says=("one", "two")), max_tokens=100)
+    assert cut.status is Status.TRUNCATED and cut.num_sampled == 150
+    cut.reward = 1.0
+    assert [(t.start, t.end, sum(t.parts.values())) for t in turns(cut)] == [(0, 100, 0.5), (100, 150, 0.5)]
+    assert np.flatnonzero(token_rewards(cut)).tolist() == [99, 149]
+    assert cut.ids[cut.sampled][[99, 149]].tolist() == [END, *codec.tokenizer.encode("y")]
 
 
 @pytest.mark.parametrize("per", ["trajectory", "turn", "return_to_go"])

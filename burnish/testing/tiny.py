@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from burnish.models import families, tensors, transformer, weights
+from burnish.models import families, scalar_head, tensors, transformer, weights
 from burnish.models.config import ModelConfig, RopeConfig
 from burnish.testing.byte_tokenizer import make_byte_tokenizer, make_tiny_tokenizer
 
@@ -50,8 +50,10 @@ def recipe_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def write_recipe_model(folder: str | Path, raw_config: Mapping[str, Any]) -> None:
     """Write the model of a `config.json` with `recipe_tensor` weights, by the names that Hugging Face gives them."""
-    folder = Path(folder)
-    tree = tensors.leaves(transformer.spec(families.read_config(raw_config)), families.tensor_name)
+    folder, classifier = Path(folder), families.is_classifier(raw_config)
+    config = families.read_config(raw_config, classifier=classifier)
+    specs, name_of = (scalar_head.spec, families.classifier_tensor_name) if classifier else (transformer.spec, families.tensor_name)
+    tree = tensors.leaves(specs(config), name_of)
     values = {name: recipe_tensor(name, leaf.tensor_shape) for leaf in tensors.flat(tree) for name in leaf.tensors}
     save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(raw_config), encoding="utf-8")

@@ -12,8 +12,8 @@ import dataclasses
 import functools
 from typing import Literal
 
-from burnish.config.errors import UserError
 from burnish.config.algorithms import AlgorithmConfig, GRPOConfig
+from burnish.config.errors import UserError
 from burnish.rl import aggregate, losses
 from burnish.rl.advantages import Estimator, group_relative
 from burnish.rl.aggregate import Aggregate

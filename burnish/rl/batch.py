@@ -35,10 +35,10 @@ class TokenBatch:
 
     The rest is [R, M], one entry a scored id, padding where `mask` is False; the entries of an episode lie in one row, side by side, in
     order. columns: the column whose hidden state predicts the id (for the first id of a completion that is the prompt's last column).
-    own_columns: the column where the id itself lies. returns: what the critic's value before the id should be, 0 without a critic. sequences, prompts_index: index of the episode and of its group in
-    the batch. sequence_tokens, prompt_tokens: how many scored ids the whole episode and the whole group have, however rows are cut into
-    micro-batches (1 at padding); means over episodes and groups weigh by them. kept_ids: the support that the id was sampled from,
-    padded with -1, or None when that was the whole vocabulary.
+    own_columns: the column where the id itself lies. sequences, prompts_index: index of the episode and of its group in the batch.
+    sequence_tokens, prompt_tokens: how many scored ids the whole episode and the whole group have, however rows are cut into
+    micro-batches (1 at padding); means over episodes and groups weigh by them. returns: what a critic should say before the id, 0
+    without one. kept_ids: the support that the id was sampled from, padded with -1, or None when that was the whole vocabulary.
     """
 
     tokens: Int32[Array, "R T"]

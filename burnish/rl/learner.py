@@ -22,8 +22,8 @@ from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
 from burnish.agentic.trajectory import EpisodeContext
-from burnish.config.errors import UserError
 from burnish.config.algorithms import GRPOConfig
+from burnish.config.errors import UserError
 from burnish.config.schema import RolloutConfig, RunSection, SamplingConfig, TrainingConfig
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate

@@ -1,5 +1,4 @@
-"""Writes tests/models/golden/*.json with transformers: logits of tiny models of each family, scores of tiny sequence classifiers, greedy
-continuations of SmolLM2.
+"""Writes tests/models/golden/*.json with transformers: logits and scores of tiny models of each family, greedy continuations of SmolLM2.
 
     python tests/parity/regenerate_models.py        (`make parity` runs it; an unchanged tree must result)
 

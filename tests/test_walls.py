@@ -23,7 +23,8 @@ LAYERS = [
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"],
     ["burnish.agentic", "burnish.rl.evaluation"],
     # with jax
-    ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"],
+    ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"]
+    + ["burnish.rl.kl", "burnish.rl.off_policy"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
     ["burnish.rl.cluster", "burnish.rl.learner", "burnish.rl.producer", "burnish.rl.prompts", "burnish.observe.report", "burnish.testing"],
     ["burnish.cli", "burnish.__main__"],

@@ -14,10 +14,11 @@ from typing import Literal
 
 from burnish.config.algorithms import AlgorithmConfig, GRPOConfig
 from burnish.config.errors import UserError
-from burnish.rl import aggregate, losses
+from burnish.rl import aggregate, kl, losses
 from burnish.rl.advantages import Estimator, group_relative
 from burnish.rl.aggregate import Aggregate
 from burnish.rl.losses import Loss
+from burnish.rl.off_policy import Reject
 
 Score = Literal["old", "reference"]
 
@@ -27,7 +28,8 @@ class Algorithm:
     """What a policy-gradient method is.
 
     advantage_scope: what the estimator must see at once, one group or the whole mini-batch. scores_needed: passes over a batch before its
-    first update, by the policy as it then is ("old") and by the reference. num_iterations: updates from each mini-batch.
+    first update, by the policy as it then is ("old") and by the reference. num_iterations: updates from each mini-batch. reject: which
+    tokens leave loss and denominator. entropy_gradient: whether the loss has a gradient through the policy's entropy, which costs one.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Algorithm:
     num_generations: int
     num_iterations: int
     train_truncated: bool
+    reject: Reject | None = None
+    entropy_gradient: bool = False
 
 
 def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Estimator | None = None) -> Algorithm:
@@ -55,8 +59,8 @@ def from_config(config: GRPOConfig, *, loss: Loss | None = None, advantage: Esti
         )
     policy_loss = loss or functools.partial(losses.clipped, epsilon=config.epsilon, epsilon_high=config.epsilon_high)
     if config.beta > 0:
-        estimator = {"k1": losses.k1, "k2": losses.k2, "k3": losses.k3}[config.kl_estimator]
-        policy_loss = losses.with_kl(policy_loss, beta=config.beta, estimator=estimator)
+        estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[config.kl_estimator]
+        policy_loss = kl.with_kl(policy_loss, beta=config.beta, estimator=estimator)
     needed: set[Score] = set()
     if config.num_iterations > 1:
         needed.add("old")

@@ -24,7 +24,8 @@ from burnish.models.transformer import Adapter, Params, Precision
 from burnish.pytree import pytree
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Scores, TokenBatch
-from burnish.rl.losses import Mean, mismatch, over_tokens
+from burnish.rl.losses import Extreme, Mean, Metrics, over_tokens
+from burnish.rl.off_policy import mismatch
 from burnish.train.optim import Optimizer
 from burnish.train.score import HeadOptions, entropy, policy_scores
 from burnish.train.state import TrainState, UpdateReport
@@ -40,11 +41,11 @@ class MicroBatch(NamedTuple):
 
 @pytree
 class Totals:
-    """Sums over micro-batches: of gradients of `loss.total`, of the loss's total and weight, of metrics."""
+    """Over micro-batches: sums of gradients of `loss.total` and of the loss's total and weight; metrics, summed or, if extremes, joined."""
 
     gradients: Params
     loss: Mean
-    metrics: dict[str, Mean]
+    metrics: Metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,18 +86,30 @@ def make_steps(
     head_chunk: int = 512,
 ) -> Steps:
     """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included."""
-    head = HeadOptions(chunk=head_chunk, precision=precision, train_head=lora_scale is None, head_fn=entropy)
+    head = HeadOptions(
+        chunk=head_chunk,
+        precision=precision,
+        train_head=lora_scale is None,
+        head_fn=entropy,
+        head_fn_gradient=algorithm.entropy_gradient,
+    )
 
-    def loss(trainable: Params, base: Params | None, micro: MicroBatch) -> tuple[Float[Array, ""], tuple[Mean, dict[str, Mean]]]:
+    def loss(trainable: Params, base: Params | None, micro: MicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
         adapter = None if lora_scale is None else Adapter(trainable, lora_scale)
         params = trainable if lora_scale is None else base
         if params is None:
             raise ValueError("an adapter is trained beside frozen weights, which weren't given: pass them as `base`")
-        logps, extras = policy_scores(config, params, micro.batch, adapter=adapter, options=head, remat=remat)
-        scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps)
-        per_token, metrics = algorithm.loss(scores, micro.batch)
-        mean = algorithm.aggregate(per_token, micro.batch)
-        metrics |= mismatch(scores, micro.batch) | {"policy/loss": mean, "policy/entropy": over_tokens(extras["entropy"], micro.batch.mask)}
+        batch = micro.batch
+        logps, extras = policy_scores(config, params, batch, adapter=adapter, options=head, remat=remat)
+        uncertainty = extras["entropy"] if algorithm.entropy_gradient else jax.lax.stop_gradient(extras["entropy"])
+        scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps, entropy=uncertainty)
+        metrics = mismatch(scores, batch)
+        if algorithm.reject is not None:
+            batch, rejected = algorithm.reject(scores, batch)
+            metrics |= rejected
+        per_token, measured = algorithm.loss(scores, batch)
+        mean = algorithm.aggregate(per_token, batch)
+        metrics |= measured | {"policy/loss": mean, "policy/entropy": over_tokens(uncertainty, batch.mask)}
         return mean.total, (mean, jax.lax.stop_gradient(metrics))
 
     def totals_of(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
@@ -104,10 +117,11 @@ def make_steps(
         return Totals(gradients=gradients, loss=mean, metrics=metrics)
 
     def zeros(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(totals_of, trainable, base, micro))
+        shapes = jax.eval_shape(totals_of, trainable, base, micro)
+        return _over_parts(lambda s: Extreme.nothing(s.kind) if isinstance(s, Extreme) else jnp.zeros(s.shape, s.dtype), shapes)
 
     def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
-        return jax.tree.map(jnp.add, totals, totals_of(trainable, base, micro))
+        return _over_parts(lambda a, b: a.join(b) if isinstance(a, Extreme) else a + b, totals, totals_of(trainable, base, micro))
 
     def apply(state: TrainState, totals: Totals) -> tuple[TrainState, UpdateReport]:
         return apply_totals(optimizer, state, totals)
@@ -156,6 +170,11 @@ def apply_totals(optimizer: Optimizer, state: TrainState, totals: Totals) -> tup
         nonfinite=jnp.where(finite, 0, state.nonfinite + 1),
     )
     return new, report
+
+
+def _over_parts(f: Callable[..., Any], *totals: Totals) -> Totals:
+    """Map over what adds up, leaf by leaf, and over the extremes, which don't, as wholes."""
+    return jax.tree.map(f, *totals, is_leaf=lambda x: isinstance(x, Extreme))
 
 
 def _nonfinite_leaves(tree: Any) -> Bool[Array, " leaves"]:

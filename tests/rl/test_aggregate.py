@@ -9,7 +9,8 @@ import pytest
 
 from burnish.rl.aggregate import fixed_length_mean, prompt_mean, sequence_mean, token_mean
 from burnish.rl.batch import Scores, split_rows
-from burnish.rl.losses import Mean, clipped, k3, reinforce, with_kl
+from burnish.rl.kl import k3, with_kl
+from burnish.rl.losses import Mean, clipped, reinforce
 
 from .batches import scored
 

@@ -1,6 +1,6 @@
-"""One update of the policy: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
+"""One update: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
 
-Owns the compiled programs. A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and
+Owns the compiled programs of an update and the policy's own (`make_steps`; the critic's are `train.value`). A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and
 divided by the global weight when they are applied, so how a mini-batch was cut can't change the update. An update is applied as a whole
 or, where a number isn't finite or nothing carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as
 they were.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,12 @@ from burnish.rl.off_policy import mismatch
 from burnish.train.optim import Optimizer
 from burnish.train.score import HeadOptions, entropy, policy_scores
 from burnish.train.state import TrainState, UpdateReport
+
+
+M = TypeVar("M")
+"""What one forward-backward pass sees."""
+LossOf = Callable[[Params, Params | None, M], tuple[Float[Array, ""], tuple[Mean, Metrics]]]
+"""(trained leaves, frozen ones, micro-batch) → the loss's total, which is differentiated, and beside it the whole mean and the metrics."""
 
 
 class MicroBatch(NamedTuple):
@@ -49,20 +55,18 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Steps:
-    """Compiled functions of one model, algorithm and optimizer; the state, and the totals given to `accumulate`, are donated.
+class Steps(Generic[M]):
+    """Compiled functions of one model, loss and optimizer; the state, and the totals given to `accumulate`, are donated.
 
     base: the frozen weights under an adapter, None where every weight is trained.
     """
 
-    zeros: Callable[[Params, Params | None, MicroBatch], Totals]
-    accumulate: Callable[[Totals, Params, Params | None, MicroBatch], Totals]
+    zeros: Callable[[Params, Params | None, M], Totals]
+    accumulate: Callable[[Totals, Params, Params | None, M], Totals]
     apply: Callable[[TrainState, Totals], tuple[TrainState, UpdateReport]]
-    fused: Callable[[TrainState, Params | None, MicroBatch], tuple[TrainState, UpdateReport]]
+    fused: Callable[[TrainState, Params | None, M], tuple[TrainState, UpdateReport]]
 
-    def update(
-        self, state: TrainState, base: Params | None, micro_batches: Iterable[MicroBatch], *, count: int
-    ) -> tuple[TrainState, UpdateReport]:
+    def update(self, state: TrainState, base: Params | None, micro_batches: Iterable[M], *, count: int) -> tuple[TrainState, UpdateReport]:
         """One update from a mini-batch in `count` micro-batches, each taken when the one before is on its way."""
         totals: Totals | None = None
         for micro in itertools.islice(micro_batches, count):
@@ -84,7 +88,7 @@ def make_steps(
     precision: Precision = "f32",
     remat: bool = False,
     head_chunk: int = 512,
-) -> Steps:
+) -> Steps[MicroBatch]:
     """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included."""
     head = HeadOptions(
         chunk=head_chunk,
@@ -112,21 +116,27 @@ def make_steps(
         metrics |= measured | {"policy/loss": mean, "policy/entropy": over_tokens(uncertainty, batch.mask)}
         return mean.total, (mean, jax.lax.stop_gradient(metrics))
 
-    def totals_of(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+    return compile_steps(loss, optimizer)
+
+
+def compile_steps(loss: LossOf[M], optimizer: Optimizer) -> Steps[M]:
+    """The programs of an update by a loss."""
+
+    def totals_of(trainable: Params, base: Params | None, micro: M) -> Totals:
         gradients, (mean, metrics) = jax.grad(loss, has_aux=True)(trainable, base, micro)
         return Totals(gradients=gradients, loss=mean, metrics=metrics)
 
-    def zeros(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+    def zeros(trainable: Params, base: Params | None, micro: M) -> Totals:
         shapes = jax.eval_shape(totals_of, trainable, base, micro)
         return _over_parts(lambda s: Extreme.nothing(s.kind) if isinstance(s, Extreme) else jnp.zeros(s.shape, s.dtype), shapes)
 
-    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: M) -> Totals:
         return _over_parts(lambda a, b: a.join(b) if isinstance(a, Extreme) else a + b, totals, totals_of(trainable, base, micro))
 
     def apply(state: TrainState, totals: Totals) -> tuple[TrainState, UpdateReport]:
         return apply_totals(optimizer, state, totals)
 
-    def fused(state: TrainState, base: Params | None, micro: MicroBatch) -> tuple[TrainState, UpdateReport]:
+    def fused(state: TrainState, base: Params | None, micro: M) -> tuple[TrainState, UpdateReport]:
         return apply(state, totals_of(state.trainable, base, micro))
 
     return Steps(

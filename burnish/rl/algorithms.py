@@ -17,7 +17,7 @@ from burnish.config.errors import UserError
 from burnish.rl import aggregate, kl, losses
 from burnish.rl.advantages import Estimator, group_relative
 from burnish.rl.aggregate import Aggregate
-from burnish.rl.losses import Loss
+from burnish.rl.losses import Loss, ValueLoss
 from burnish.rl.off_policy import Reject
 
 Score = Literal["old", "reference"]
@@ -30,6 +30,7 @@ class Algorithm:
     advantage_scope: what the estimator must see at once, one group or the whole mini-batch. scores_needed: passes over a batch before its
     first update, by the policy as it then is ("old") and by the reference. num_iterations: updates from each mini-batch. reject: which
     tokens leave loss and denominator. entropy_gradient: whether the loss has a gradient through the policy's entropy, which costs one.
+    value_loss: what the critic learns by, None where there is none.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Algorithm:
     num_iterations: int
     train_truncated: bool
     reject: Reject | None = None
+    value_loss: ValueLoss | None = None
     entropy_gradient: bool = False
 
 

@@ -91,7 +91,7 @@ def _read(name: str, value: Mean | Extreme | EffectiveShare) -> Metric | None:
 
 
 def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, step: int, optimizer: str = "training.optimizer") -> None:
-    """Raise NonFiniteError when `limit` updates in a row were skipped for NaN or infinity; names the step, the leaves and the config's key."""
+    """Raise NonFiniteError when `limit` updates in a row were skipped for NaN or infinity; names step, leaves and the config's key."""
     in_a_row = int(state.nonfinite)
     if in_a_row < limit:
         return

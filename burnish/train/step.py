@@ -1,9 +1,9 @@
 """One update: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
 
-Owns the compiled programs of an update and the policy's own (`make_steps`; the critic's are `train.value`). A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and
-divided by the global weight when they are applied, so how a mini-batch was cut can't change the update. An update is applied as a whole
-or, where a number isn't finite or nothing carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as
-they were.
+Owns the compiled programs of an update, and which loss the policy's follow (`make_steps`; the critic's are in `train.value`). A loss is
+differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and divided by the global weight when they are
+applied, so how a mini-batch was cut can't change the update. An update is applied as a whole or, where a number isn't finite or nothing
+carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as they were.
 Doesn't own losses (`rl.losses`), log-probs (`train.score`), or when to stop (`train.state.stop_if_nonfinite`, asked by the learner).
 """
 
@@ -29,7 +29,6 @@ from burnish.rl.off_policy import mismatch
 from burnish.train.optim import Optimizer
 from burnish.train.score import HeadOptions, entropy, policy_scores
 from burnish.train.state import TrainState, UpdateReport
-
 
 M = TypeVar("M")
 """What one forward-backward pass sees."""
@@ -65,6 +64,10 @@ class Steps(Generic[M]):
     accumulate: Callable[[Totals, Params, Params | None, M], Totals]
     apply: Callable[[TrainState, Totals], tuple[TrainState, UpdateReport]]
     fused: Callable[[TrainState, Params | None, M], tuple[TrainState, UpdateReport]]
+
+    def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Steps[M]:
+        """The same steps with every program changed."""
+        return dataclasses.replace(self, **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
     def update(self, state: TrainState, base: Params | None, micro_batches: Iterable[M], *, count: int) -> tuple[TrainState, UpdateReport]:
         """One update from a mini-batch in `count` micro-batches, each taken when the one before is on its way."""

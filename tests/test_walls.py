@@ -18,6 +18,7 @@ LAYERS = [
     # without jax
     ["burnish", "burnish.types", "burnish.faults", "burnish.observe.trace", "burnish.observe.metrics", "burnish.rollout.engine"],
     ["burnish.config", "burnish.data", "burnish.text", "burnish.rewards", "burnish.rl.advantages", "burnish.rl.batch_plan"]
+    + ["burnish.rl.credit"]
     + ["burnish.rl.handoff", "burnish.rl.layout", "burnish.rl.reports", "burnish.rollout.draft", "burnish.rollout.scripted"]
     + ["burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"],

@@ -120,7 +120,7 @@ def _checked(folder: Path, actor: Model, *, context: int, mesh: Mesh | None) -> 
         check_mesh(config, mesh)
     if (folder / "tokenizer.json").is_file() and (other := actor.codec.tokenizer.differences(Tokenizer.load(folder))):
         raise UserError(
-            f"algorithm.critic.path: {folder} has another tokenizer than {actor.folder}: there {len(other)} tokens have another id or none, "
+            f"algorithm.critic.path: {folder} has another tokenizer than {actor.folder}: {len(other)} tokens have another id or none, "
             f"e.g. {other[0]!r}. The critic reads the policy's ids: take a model of the same vocabulary"
         )
     for what, has, needs in (

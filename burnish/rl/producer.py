@@ -18,10 +18,10 @@ from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
 from burnish.data.stream import PromptStream
 from burnish.observe.trace import span
-from burnish.rl.advantages import credit
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Credit, TokenBatch, build_batch, fit_shape
 from burnish.rl.batch_plan import BatchPlan
+from burnish.rl.credit import credit
 from burnish.rl.handoff import Closed, Handoff, VersionGate
 from burnish.types import Group, SamplingParams, Status
 

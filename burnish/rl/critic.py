@@ -56,6 +56,7 @@ class Critic:
         self._precision: Precision = precision
         self._folder = None if config.path is None else locate(config.path)
         self.architecture = actor.config if self._folder is None else _checked(self._folder, actor, context=context, mesh=mesh)
+        self._values = in_turn(make_values(self.architecture, precision=precision), dispatch)
         self._state: TrainState | None = None
         self._steps: Steps[ValueMicroBatch] | None = None
 
@@ -70,7 +71,6 @@ class Critic:
         remat = training.remat in ("auto", True)
         steps = make_value_steps(self.architecture, value_loss, aggregate, optimizer, precision=self._precision, remat=remat)
         self._steps = steps.mapped(lambda program: in_turn(program, self._dispatch))
-        self._values = in_turn(make_values(self.architecture, precision=self._precision), self._dispatch)
         self._limit = training.max_nonfinite_updates
 
     @property

@@ -6,6 +6,7 @@ Owns sizes and seeds only; the tokenizers are `byte_tokenizer.py`. Used by the t
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,21 +61,33 @@ def write_recipe_model(folder: str | Path, raw_config: Mapping[str, Any]) -> Non
 
 
 def write_tiny_model(
-    folder: str | Path, *, config: ModelConfig | None = None, seed: int = 0, scale: float = 1.0, alphabet: str | None = None
+    folder: str | Path,
+    *,
+    config: ModelConfig | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+    alphabet: str | None = None,
+    classifier: bool = False,
 ) -> ModelConfig:
     """Write a model folder with random weights and a tokenizer; returns its configuration.
 
     config: `tiny_config()` unless given; its vocabulary becomes the tokenizer's. scale: factor on the random matrices; with 1 the model is
     nearly indifferent to its input, with 5 it has opinions. alphabet: one id a character of it, instead of one a byte.
+    classifier: a sequence classifier with one label, whose scores vary by about 1, in place of a language model.
     """
     make_byte_tokenizer(folder) if alphabet is None else make_tiny_tokenizer(folder, alphabet)
     vocab_size = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")).get_vocab_size()
     config = replace(config or tiny_config(), vocab_size=vocab_size)
+    specs = scalar_head.spec(config) if classifier else transformer.spec(config)
     params = jax.tree.map(
         lambda s, x: x * scale if s.init == "normal" else x,
-        transformer.spec(config),
-        transformer.init(config, jax.random.key(seed)),
+        specs,
+        transformer.draw(specs, jax.random.key(seed)),
         is_leaf=lambda x: isinstance(x, transformer.ParamSpec),
     )
-    weights.save(folder, config, params, like=folder)
+    if classifier:
+        score = jax.random.normal(jax.random.key(seed + 1), params["score"].shape) / math.sqrt(config.width)
+        weights.save_scalar(folder, config, params | {"score": score}, like=folder)
+    else:
+        weights.save(folder, config, params, like=folder)
     return config

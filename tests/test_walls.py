@@ -27,8 +27,17 @@ LAYERS = [
     ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"]
     + ["burnish.rl.kl", "burnish.rl.off_policy"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
-    ["burnish.rl.cluster", "burnish.rl.learner", "burnish.rl.producer", "burnish.rl.prompts", "burnish.observe.report", "burnish.testing"]
-    + ["burnish.rl.critic", "burnish.rl.reward_model"],
+    [
+        "burnish.rl.cluster",
+        "burnish.rl.critic",
+        "burnish.rl.learner",
+        "burnish.rl.producer",
+        "burnish.rl.prompts",
+        "burnish.rl.reward_model",
+        "burnish.rl.scoring",
+        "burnish.observe.report",
+        "burnish.testing",
+    ],
     ["burnish.cli", "burnish.__main__"],
 ]
 """From the bottom up. A module belongs to the longest name that it starts with; it may import its own layer and those below."""

@@ -31,7 +31,8 @@ from burnish.observe.sinks import Sink
 from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
-from burnish.rl.cluster import RLCluster, build_mesh
+from burnish.rl.cluster import RLCluster, build_mesh, longest_sequence
+from burnish.rl.critic import check_critic
 from burnish.rl.learner import RLLearner
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reward_model import check_reward_model
@@ -93,6 +94,9 @@ def build_learner(
         mesh = build_mesh(config.cluster.actor)
         if mesh is not None:
             check_mesh(architecture, mesh)
+        critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
+        if critic is not None:
+            check_critic(critic, codec, context=longest_sequence(config.rollout, architecture), mesh=mesh)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
     outputs = sinks()
     with _step("model", report) as say:
@@ -106,7 +110,7 @@ def build_learner(
             cluster=config.cluster,
             rollout=config.rollout,
             training=config.training,
-            critic=config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None,
+            critic=critic,
             reward_model=config.reward_model,
             seed=config.run.seed,
         )

@@ -27,6 +27,7 @@ from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RewardModelSection, RolloutConfig, TrainingConfig
 from burnish.models import weights
+from burnish.models.config import ModelConfig
 from burnish.models.lora import init_adapter
 from burnish.models.model import Model, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh
@@ -83,7 +84,7 @@ class RLCluster:
         self.model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
         self.precision: Precision = resolve_precision(precision)
         self.rollout_config, self.training_config = rollout, training
-        self.context = min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, self.model.config.max_positions)
+        self.context = longest_sequence(rollout, self.model.config)
         if self.mesh is not None:
             check_mesh(self.model.config, self.mesh)
         adapter = None if lora is None else init_adapter(self.model.config, lora, jax.random.key(seed))
@@ -94,7 +95,7 @@ class RLCluster:
         self._steps: Steps | None = None
         self._anchor: Any = None
         self._version = 0
-        # Programs of several devices that two threads start may reach the devices in different orders, and wait for each other for ever.
+        # Two threads: what they start on several devices must reach all of these in one order, else collectives may wait for ever.
         self._dispatch = contextlib.nullcontext() if self.mesh is None else threading.Lock()
         here = {"precision": self.precision, "mesh": self.mesh, "dispatch": self._dispatch}
         self._critic = None if critic is None else Critic(critic, self.model, context=self.context, **here)
@@ -300,6 +301,11 @@ class RLCluster:
         wait_for(self.engine.close())
 
 
+def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
+    """How many ids a prompt and its completion can have together."""
+    return min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, model.max_positions)
+
+
 def build_mesh(spec: MeshSpec) -> Mesh | None:
     """The actor's mesh, or None for one device, where a mesh would only cost dispatch time."""
     sizes = tuple(spec.axes.values())
@@ -316,4 +322,4 @@ def _without_params(model: Model) -> Model:
     return dataclasses.replace(model, params={})
 
 
-__all__ = ["RLCluster", "Role", "build_mesh"]
+__all__ = ["RLCluster", "Role", "build_mesh", "longest_sequence"]

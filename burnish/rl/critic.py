@@ -28,6 +28,7 @@ from burnish.observe.trace import span
 from burnish.rl.aggregate import Aggregate
 from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import ValueLoss
+from burnish.text.codec import Codec
 from burnish.text.tokenizer import Tokenizer
 from burnish.train.optim import make_optimizer
 from burnish.train.state import TrainState, init_state, stop_if_nonfinite
@@ -54,8 +55,8 @@ class Critic:
     ) -> None:
         self._config, self._mesh, self._dispatch = config, mesh, dispatch
         self._precision: Precision = precision
-        self._folder = None if config.path is None else locate(config.path)
-        self.architecture = actor.config if self._folder is None else _checked(self._folder, actor, context=context, mesh=mesh)
+        found = check_critic(config, actor.codec, context=context, mesh=mesh)
+        self._folder, self.architecture = (None, actor.config) if found is None else found
         self._values = in_turn(make_values(self.architecture, precision=precision), dispatch)
         self._state: TrainState | None = None
         self._steps: Steps[ValueMicroBatch] | None = None
@@ -113,20 +114,26 @@ def in_turn(program: Callable[..., Any], dispatch: contextlib.AbstractContextMan
     return start
 
 
-def _checked(folder: Path, actor: Model, *, context: int, mesh: Mesh | None) -> ModelConfig:
-    """The architecture in a folder, if it can read what the actor writes."""
-    config = weights.load_scalar_config(folder, zero_head=True)
+def check_critic(config: CriticConfig, codec: Codec, *, context: int, mesh: Mesh | None) -> tuple[Path, ModelConfig] | None:
+    """The folder and architecture of a critic that can read what the actor writes (`codec`, at most `context` ids); reads no weights.
+
+    None where there is no path: then it is the actor's own.
+    """
+    if config.path is None:
+        return None
+    folder = locate(config.path)
+    architecture = weights.load_scalar_config(folder, zero_head=True)
     if mesh is not None:
-        check_mesh(config, mesh)
-    if (folder / "tokenizer.json").is_file() and (other := actor.codec.tokenizer.differences(Tokenizer.load(folder))):
+        check_mesh(architecture, mesh)
+    if (folder / "tokenizer.json").is_file() and (other := codec.tokenizer.differences(Tokenizer.load(folder))):
         raise UserError(
-            f"algorithm.critic.path: {folder} has another tokenizer than {actor.folder}: {len(other)} tokens have another id or none, "
+            f"algorithm.critic.path: {folder} has another tokenizer than the policy: {len(other)} tokens have another id there or none, "
             f"e.g. {other[0]!r}. The critic reads the policy's ids: take a model of the same vocabulary"
         )
     for what, has, needs in (
-        ("ids", config.vocab_size, actor.codec.tokenizer.vocab_size),
-        ("positions", config.max_positions, context),
+        ("ids", architecture.vocab_size, codec.tokenizer.vocab_size),
+        ("positions", architecture.max_positions, context),
     ):
         if has < needs:
             raise UserError(f"algorithm.critic.path: the model in {folder} has {has} {what}, this run uses {needs}")
-    return config
+    return folder, architecture

@@ -29,9 +29,11 @@ LAYERS = [
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
     [
         "burnish.rl.cluster",
+        "burnish.rl.critic",
         "burnish.rl.learner",
         "burnish.rl.producer",
         "burnish.rl.prompts",
+        "burnish.rl.reward_model",
         "burnish.rl.scoring",
         "burnish.observe.report",
         "burnish.testing",

@@ -232,12 +232,12 @@ def clipped_value(values: PerToken, old_values: PerToken, batch: TokenBatch, /, 
     """
     now, returns = clean(values, batch.mask), clean(batch.returns, batch.mask)
     error = jnp.square(now - returns)
-    metrics: Metrics = {"value/mean": over_tokens(now, batch.mask), "value/squared_error": over_tokens(error, batch.mask)}
+    metrics: Metrics = {"critic/value_mean": over_tokens(now, batch.mask), "critic/squared_error": over_tokens(error, batch.mask)}
     if clip is None:
         return 0.5 * error, metrics
     before = jax.lax.stop_gradient(clean(old_values, batch.mask))
     held = jnp.square(before + jnp.clip(now - before, -clip, clip) - returns)
-    metrics["value/clip_fraction"] = over_tokens((held > error).astype(error.dtype), batch.mask)
+    metrics["critic/clip_fraction"] = over_tokens((held > error).astype(error.dtype), batch.mask)
     return 0.5 * jnp.maximum(error, held), metrics
 
 

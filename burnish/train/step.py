@@ -1,9 +1,9 @@
-"""One update of the policy: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
+"""One update: gradients of micro-batches, summed as totals and divided once, clipped, applied or skipped.
 
-Owns the compiled programs. A loss is differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and
-divided by the global weight when they are applied, so how a mini-batch was cut can't change the update. An update is applied as a whole
-or, where a number isn't finite or nothing carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as
-they were.
+Owns the compiled programs of an update, and which loss the policy's follow (`make_steps`; the critic's are in `train.value`). A loss is
+differentiated as `Mean.total`; gradients and weights of micro-batches are summed in float32 and divided by the global weight when they are
+applied, so how a mini-batch was cut can't change the update. An update is applied as a whole or, where a number isn't finite or nothing
+carries a gradient, not at all: then parameters, moments, schedule and count stay bitwise as they were.
 Doesn't own losses (`rl.losses`), log-probs (`train.score`), or when to stop (`train.state.stop_if_nonfinite`, asked by the learner).
 """
 
@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,11 @@ from burnish.rl.off_policy import mismatch
 from burnish.train.optim import Optimizer
 from burnish.train.score import HeadOptions, entropy, policy_scores
 from burnish.train.state import TrainState, UpdateReport
+
+M = TypeVar("M")
+"""What one forward-backward pass sees."""
+LossOf = Callable[[Params, Params | None, M], tuple[Float[Array, ""], tuple[Mean, Metrics]]]
+"""(trained leaves, frozen ones, micro-batch) → the loss's total, which is differentiated, and beside it the whole mean and the metrics."""
 
 
 class MicroBatch(NamedTuple):
@@ -50,20 +55,22 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Steps:
-    """Compiled functions of one model, algorithm and optimizer; the state, and the totals given to `accumulate`, are donated.
+class Steps(Generic[M]):
+    """Compiled functions of one model, loss and optimizer; the state, and the totals given to `accumulate`, are donated.
 
     base: the frozen weights under an adapter, None where every weight is trained.
     """
 
-    totals: Callable[[Params, Params | None, MicroBatch], Totals]
-    zeros: Callable[[Params, Params | None, MicroBatch], Totals]
-    accumulate: Callable[[Totals, Params, Params | None, MicroBatch], Totals]
+    totals: Callable[[Params, Params | None, M], Totals]
+    zeros: Callable[[Params, Params | None, M], Totals]
+    accumulate: Callable[[Totals, Params, Params | None, M], Totals]
     apply: Callable[[TrainState, Totals], tuple[TrainState, UpdateReport]]
 
-    def update(
-        self, state: TrainState, base: Params | None, micro_batches: Iterable[MicroBatch], *, count: int
-    ) -> tuple[TrainState, UpdateReport]:
+    def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Steps[M]:
+        """The same steps with every program changed."""
+        return dataclasses.replace(self, **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
+
+    def update(self, state: TrainState, base: Params | None, micro_batches: Iterable[M], *, count: int) -> tuple[TrainState, UpdateReport]:
         """One update from a mini-batch in `count` micro-batches, each taken when the one before is on its way."""
         totals: Totals | None = None
         for micro in itertools.islice(micro_batches, count):
@@ -86,7 +93,7 @@ def make_steps(
     precision: Precision = "f32",
     remat: bool = False,
     head_chunk: int = 512,
-) -> Steps:
+) -> Steps[MicroBatch]:
     """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included."""
     head = HeadOptions(
         chunk=head_chunk,
@@ -114,15 +121,21 @@ def make_steps(
         metrics |= measured | {"policy/loss": mean, "policy/entropy": over_tokens(uncertainty, batch.mask)}
         return mean.total, (mean, jax.lax.stop_gradient(metrics))
 
-    def totals_of(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+    return compile_steps(loss, optimizer)
+
+
+def compile_steps(loss: LossOf[M], optimizer: Optimizer) -> Steps[M]:
+    """The programs of an update by a loss."""
+
+    def totals_of(trainable: Params, base: Params | None, micro: M) -> Totals:
         gradients, (mean, metrics) = jax.grad(loss, has_aux=True)(trainable, base, micro)
         return Totals(gradients=gradients, loss=mean, metrics=metrics)
 
-    def zeros(trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+    def zeros(trainable: Params, base: Params | None, micro: M) -> Totals:
         shapes = jax.eval_shape(totals_of, trainable, base, micro)
         return _over_parts(lambda s: Extreme.nothing(s.kind) if isinstance(s, Extreme) else jnp.zeros(s.shape, s.dtype), shapes)
 
-    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: MicroBatch) -> Totals:
+    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: M) -> Totals:
         return _over_parts(lambda a, b: a.join(b) if isinstance(a, Extreme) else a + b, totals, totals_of(trainable, base, micro))
 
     return Steps(

@@ -90,6 +90,20 @@ class RewardConfig(Section):
     """Longest time for one group, in seconds; after it the group has no reward (status `grader_error`). Null waits for ever."""
 
 
+class RewardModelSection(Section):
+    """A model that scores whole conversations, in one weighted sum with the reward functions."""
+
+    path: str
+    """A Hugging Face folder of a sequence classifier with one label, its tokenizer and its chat template; or a hub id."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    micro_batch_size: Positive = 8
+    """Conversations in one compiled pass; those of one group, so the size of a group or a divisor of it fills it best."""
+    max_tokens: Positive | None = None
+    """Longest conversation in the model's own tokens; a longer one gets no score, and is counted. Null means all that it has positions
+    for."""
+
+
 class EnvironmentSection(Section):
     """The world an episode plays in."""
 
@@ -165,7 +179,7 @@ class MeshSpec(Section):
 
 
 class ClusterConfig(Section):
-    """Which role lives where. The engine and the reference use the actor's devices."""
+    """Which role lives where. The engine, the reference, the critic and the reward model use the actor's devices."""
 
     actor: MeshSpec = MeshSpec()
     """Devices of the trained policy."""
@@ -182,6 +196,10 @@ class TrainingConfig(Section):
     """Prompts for each update; divides `batch_size`; null means `batch_size`."""
     train_micro_batch_size: Positive | None = None
     """Prompts in one forward-backward pass; divides `mini_batch_size`; null means `mini_batch_size`."""
+    tokens_per_device: Positive | None = None
+    """Tokens in one forward-backward pass, for each device that rows are spread over: micro-batches follow from it, as many as a
+    mini-batch's lengths need. In place of `train_micro_batch_size`; at least a whole context, `rollout.max_prompt_tokens` +
+    `rollout.sampling.max_tokens`."""
     rollout_micro_batch_size: Positive | None = None
     """Prompts handed to the engine together; divides `batch_size`; null means `batch_size`."""
     compute_logps_micro_batch_size: Positive | None = None
@@ -198,6 +216,15 @@ class TrainingConfig(Section):
     """Evaluate before the first and after the last step, greedy and at the training temperature with the same seeds, and show both."""
     max_nonfinite_updates: Positive = 3
     """Non-finite updates in a row (each skipped and counted) after which the run stops."""
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> TrainingConfig:
+        if self.tokens_per_device is not None and self.train_micro_batch_size is not None:
+            raise ValueError(
+                f"`tokens_per_device` is {self.tokens_per_device} and `train_micro_batch_size` is {self.train_micro_batch_size}: both say "
+                "how a mini-batch is cut, so set one of them to null"
+            )
+        return self
 
 
 class CheckpointSection(Section):
@@ -235,6 +262,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     rewards: Many[RewardConfig] = ()
+    reward_model: RewardModelSection | None = None
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
     algorithm: AnyAlgorithmConfig = GRPOConfig()

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int32
 
 from burnish.pytree import pytree, static
-from burnish.rl.advantages import TrajectoryKey
-from burnish.rl.layout import BatchShape, Layout, Row, bucket, lay_out
+from burnish.rl.credit import TrajectoryKey
+from burnish.rl.layout import BatchShape, Layout, Row, bucket, cut, lay_out
 from burnish.types import Group, Trajectory
 
 Array: TypeAlias = jax.Array | np.ndarray
@@ -93,6 +93,37 @@ def build_batch(
     """
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
     shape = shape or fit_shape(groups, advantages, layout=layout, row_tokens=row_tokens)
+    return _fill(rows, shape, groups, advantages, temperature)
+
+
+def build_micro_batches(
+    groups: Sequence[Group],
+    advantages: Credit,
+    *,
+    temperature: float,
+    tokens_per_device: int,
+    rows_multiple: int = 1,
+    pairs_per_token: float = 4096.0,
+    at_least: BatchShape | None = None,
+) -> list[TokenBatch]:
+    """A mini-batch in as many micro-batches as `layout.cut` makes: `rows_multiple` rows each, at most `tokens_per_device` tokens a row.
+
+    All of them have one shape and number episodes and groups through the whole mini-batch. Where rows don't come out even the last
+    micro-batch has rows of padding, which weigh nothing. at_least: sizes below which the shape doesn't go, for fewer programs.
+    """
+    micro_batches = cut(
+        _with_credit(groups, advantages), tokens=tokens_per_device, rows_multiple=rows_multiple, pairs_per_token=pairs_per_token
+    )
+    longest = max((len(row.tokens) for rows in micro_batches for row in rows), default=0)
+    columns = min(bucket(longest, multiple=64), tokens_per_device)
+    # As many places for scored ids as columns: a narrower array saves next to nothing and would be a second size to compile for.
+    shape = dataclasses.replace(_numbers_shape(groups), rows=rows_multiple, columns=columns, targets=columns)
+    shape = shape if at_least is None else shape.covering(at_least)
+    return [_fill(rows, shape, groups, advantages, temperature) for rows in micro_batches]
+
+
+def _fill(rows: Sequence[Row], shape: BatchShape, groups: Sequence[Group], advantages: Credit, temperature: float) -> TokenBatch:
+    """The rows as arrays of one shape. groups: all that episodes are numbered through, whether they lie in these rows or not."""
     if len(rows) > shape.rows:
         raise ValueError(f"the episodes fill {len(rows)} rows, the shape has {shape.rows}: use fewer groups or a larger shape")
     grid, scored = (shape.rows, shape.columns), (shape.rows, shape.targets)
@@ -128,6 +159,42 @@ def split_rows(batch: TokenBatch, parts: int) -> list[TokenBatch]:
     return [jax.tree.map(lambda x, i=i: x[i * step : (i + 1) * step], batch) for i in range(parts)]
 
 
+def by_sequence(array: Array, batch: TokenBatch) -> dict[int, np.ndarray]:
+    """The entries of a [R, M] array that belong to each episode of the batch, in order: sequence number -> [num_sampled].
+
+    Numbers index the episodes of the groups that the batch was built from (`credit.episode_keys`); only those that lie in it are there.
+    """
+    values = np.asarray(array)
+    if values.shape != batch.mask.shape:
+        raise ValueError(f"the array has shape {values.shape}, the batch's scored ids {batch.mask.shape}: give one number for each")
+    return {number: values[where] for number, where in _entries(batch).items()}
+
+
+def from_sequences(values: Mapping[int, float | np.ndarray], batch: TokenBatch, *, fill: float = 0.0) -> np.ndarray:
+    """float32[R, M] of one number, or one for each scored id, for every episode of the batch; `fill` at padding. Undoes `by_sequence`."""
+    entries = _entries(batch)
+    if values.keys() != entries.keys():
+        odd = sorted(values.keys() ^ entries.keys())
+        raise ValueError(f"the batch holds {len(entries)} sequences and {len(values)} were given; only on one side: {odd[:8]}")
+    out = np.full(batch.mask.shape, fill, np.float32)
+    for number, where in entries.items():
+        given = np.asarray(values[number], np.float32)
+        if given.shape not in ((), (1,), where[0].shape):
+            raise ValueError(f"sequence {number} has {len(where[0])} scored ids and was given an array of shape {given.shape}")
+        out[where] = given
+    return out
+
+
+def _entries(batch: TokenBatch) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Where the scored ids of each episode lie: (rows, columns) in [R, M], in order."""
+    rows, columns = np.nonzero(np.asarray(batch.mask))
+    numbers = np.asarray(batch.sequences)[rows, columns]
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    parts = np.split(order, starts[1:]) if len(order) else []
+    return {int(number): (rows[part], columns[part]) for number, part in zip(found, parts, strict=True)}
+
+
 def fit_shape(
     groups: Sequence[Group], advantages: Credit, *, layout: Layout = "shared", row_tokens: int | None = None, rows_multiple: int = 1
 ) -> BatchShape:
@@ -139,14 +206,19 @@ def fit_shape(
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
     trajectories = [t for group in groups for t in group.trajectories]
     fixed = len(trajectories) if layout == "padded" else len(groups) if layout == "shared" and row_tokens is None else 0
-    return BatchShape(
+    return dataclasses.replace(
+        _numbers_shape(groups),
         rows=bucket(max(len(rows), fixed), multiple=rows_multiple),
         columns=bucket(max((len(row.tokens) for row in rows), default=0), multiple=64),
         targets=bucket(max((row.num_targets for row in rows), default=0), multiple=32),
-        sequences=len(trajectories),
-        prompts=len(groups),
-        kept=max((bucket(t.kept_ids.shape[1], multiple=8) for t in trajectories if t.kept_ids is not None), default=0),
     )
+
+
+def _numbers_shape(groups: Sequence[Group]) -> BatchShape:
+    """The sizes that don't depend on the layout; the others are 0."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    kept = max((bucket(t.kept_ids.shape[1], multiple=8) for t in trajectories if t.kept_ids is not None), default=0)
+    return BatchShape(rows=0, columns=0, targets=0, sequences=len(trajectories), prompts=len(groups), kept=kept)
 
 
 def _with_credit(groups: Sequence[Group], advantages: Credit) -> list[Trajectory]:

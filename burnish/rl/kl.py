@@ -18,7 +18,11 @@ MAX_KL_RATIO = 1e4
 """The ratio inside k3 is clamped to this, on its logarithm: a token that the reference likes e^9.2 times better gets no gradient."""
 
 
-def with_kl(loss: Loss, *, beta: float, estimator: Callable[[PerToken, PerToken], PerToken]) -> Loss:
+KLEstimator = Callable[[PerToken, PerToken], PerToken]
+"""(log-probs of the policy, of the reference) → an estimate of the KL a token."""
+
+
+def with_kl(loss: Loss, *, beta: float, estimator: KLEstimator) -> Loss:
     """The loss plus beta times the KL of the policy to the reference, per token, by `k1`, `k2` or `k3`."""
 
     def penalised(scores: Scores, batch: TokenBatch, /) -> tuple[PerToken, Metrics]:

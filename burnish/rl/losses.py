@@ -141,7 +141,7 @@ def cispo(scores: Scores, batch: TokenBatch, /, *, epsilon: float = 1.0, epsilon
 
     -sg(clip(r, 1 - epsilon, 1 + epsilon_high)) A logps. Its value is no estimate of the objective; its gradient is.
     Source: CISPO in MiniMax-M1, arXiv:2506.13585, which sets no lower bound (epsilon 1) and tunes the upper.
-    Differs from the paper: the upper bound of 5 is ScaleRL's (arXiv:2510.13786), as the paper states none.
+    Differs from the paper: it states no value for the upper bound; 5 is ours.
     """
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(scores, batch)))
     low, high = 1 - epsilon, 1 + epsilon_high
@@ -232,12 +232,12 @@ def clipped_value(values: PerToken, old_values: PerToken, batch: TokenBatch, /, 
     """
     now, returns = clean(values, batch.mask), clean(batch.returns, batch.mask)
     error = jnp.square(now - returns)
-    metrics: Metrics = {"value/mean": over_tokens(now, batch.mask), "value/squared_error": over_tokens(error, batch.mask)}
+    metrics: Metrics = {"critic/value_mean": over_tokens(now, batch.mask), "critic/squared_error": over_tokens(error, batch.mask)}
     if clip is None:
         return 0.5 * error, metrics
     before = jax.lax.stop_gradient(clean(old_values, batch.mask))
     held = jnp.square(before + jnp.clip(now - before, -clip, clip) - returns)
-    metrics["value/clip_fraction"] = over_tokens((held > error).astype(error.dtype), batch.mask)
+    metrics["critic/clip_fraction"] = over_tokens((held > error).astype(error.dtype), batch.mask)
     return 0.5 * jnp.maximum(error, held), metrics
 
 

@@ -94,6 +94,11 @@ class Tokenizer:
         """The text of `ids`, without special tokens unless asked for."""
         return self._markup.decode([int(index) for index in ids], skip_special_tokens=skip_special)
 
+    def differences(self, other: Tokenizer) -> list[str]:
+        """Tokens that have another id in `other`, or none: where there are any, ids of one can't be read by a model of the other."""
+        theirs = other._markup.get_vocab(with_added_tokens=True)
+        return [token for token, index in self._markup.get_vocab(with_added_tokens=True).items() if theirs.get(token) != index]
+
     def token_id(self, token: str) -> int | None:
         """The id of one token given as the vocabulary writes it, None if it isn't there."""
         return self._markup.token_to_id(token)

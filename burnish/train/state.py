@@ -90,8 +90,8 @@ def _read(name: str, value: Mean | Extreme | EffectiveShare) -> Metric | None:
             return None if nothing else Metric(value.kind, number, num_nan=int(math.isnan(number)))
 
 
-def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, step: int) -> None:
-    """Raise NonFiniteError when `limit` updates in a row were skipped for NaN or infinity; names the step and the leaves."""
+def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, step: int, optimizer: str = "training.optimizer") -> None:
+    """Raise NonFiniteError when `limit` updates in a row were skipped for NaN or infinity; names step, leaves and the config's key."""
     in_a_row = int(state.nonfinite)
     if in_a_row < limit:
         return
@@ -99,5 +99,5 @@ def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, st
     where = f"in {', '.join(bad)}" if bad else "in the loss"
     raise NonFiniteError(
         f"{in_a_row} non-finite updates in a row, the last at step {step}, {where}; none was applied and the parameters are finite. "
-        "Lower training.optimizer.learning_rate, or look at the step's transcripts and rewards"
+        f"Lower {optimizer}.learning_rate, or look at the step's transcripts and rewards"
     )

@@ -1,7 +1,7 @@
 """The whole loop learns: a random model finds out, by reward alone, that the answer to a digit is the next one.
 
-Measured on 2 cores, seed 0, 80 steps of 8 prompts x 16 samples: reward .05 at the first step, above .9 from step 36 on, .99 at the end,
-in some 20 s, half of which compiles. The same run at learning rate 0 stays where it began.
+Measured on 2 cores, 80 steps of 8 prompts x 16 samples: reward .05 at the first steps; over the last ten .99, 1.0, .93 and .98 for seeds
+0 to 3, in some 20 s, half of which compiles. The same run at learning rate 0 stays where it began.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ def next_digit(completions: Sequence[str], answer: Sequence[str]) -> list[float]
 
 def rewards(folder: Path, *, learning_rate: float) -> list[float]:
     """Mean reward of each step."""
-    from burnish import GRPOConfig, GRPOLearner, RolloutConfig, TrainingConfig
+    from burnish import GRPOConfig, GRPOLearner, RLCluster, RolloutConfig, TrainingConfig
     from burnish.testing.tiny import write_tiny_model
 
     write_tiny_model(folder, alphabet=DIGITS)
     rows = [{"prompt": digit, "answer": DIGITS[(i + 1) % len(DIGITS)]} for i, digit in enumerate(DIGITS)]
     training = TrainingConfig(max_steps=STEPS, batch_size=8, optimizer={"name": "muon", "learning_rate": learning_rate})
     rollout = RolloutConfig(slots=128, prefill_rows=8, decode_chunk=2, max_prompt_tokens=8, sampling={"max_tokens": 2})
-    learner = GRPOLearner(
-        folder, GRPOConfig(num_generations=16), reward_fns=[next_digit], train_ds=rows, training=training, rollout=rollout
-    )
+    cluster = RLCluster(folder, precision="f32", training=training, rollout=rollout)
+    learner = GRPOLearner(cluster, GRPOConfig(num_generations=16), reward_fns=[next_digit], train_ds=rows)
     return [step["reward/mean"] for step in learner.train().history]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_reward_rises_from_chance_to_above_nine_tenths(tmp_path: Path) -> None:
-    earned = rewards(tmp_path / "model", learning_rate=3e-2)
+    earned = rewards(tmp_path / "model", learning_rate=2e-2)
     assert sum(earned[:3]) / 3 < BEGIN_BELOW
     assert sum(earned[-10:]) / 10 > END_ABOVE
 

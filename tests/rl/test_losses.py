@@ -303,15 +303,15 @@ def test_clipped_value_values_and_gradient():
     slope = jax.grad(lambda v: jnp.sum(clipped_value(v, OLD_VALUES, TARGETS, clip=0.2)[0]))(VALUES)
     # v - R, but 0 where the clipped value is the worse one: .9 held at .7, .4 held at .2; .2 is worse than its clipped .4.
     np.testing.assert_allclose(slope, [[-0.5, -0.8, 0], [-0.1, 0, 0]], atol=1e-6)
-    assert float(metrics["value/clip_fraction"].value()) == pytest.approx(0.4)
-    assert float(metrics["value/mean"].value()) == pytest.approx(1.9 / 5)
-    assert float(metrics["value/squared_error"].value()) == pytest.approx((0.25 + 0.64 + 0.01 + 0.01 + 0.01) / 5)
+    assert float(metrics["critic/clip_fraction"].value()) == pytest.approx(0.4)
+    assert float(metrics["critic/value_mean"].value()) == pytest.approx(1.9 / 5)
+    assert float(metrics["critic/squared_error"].value()) == pytest.approx((0.25 + 0.64 + 0.01 + 0.01 + 0.01) / 5)
 
 
 def test_a_value_loss_without_a_clip_is_half_the_squared_error_and_is_clean_at_padding():
     per_token, metrics = clipped_value(VALUES.at[1, 2].set(jnp.nan), OLD_VALUES, TARGETS, clip=None)
     np.testing.assert_allclose(per_token, [[0.125, 0.32, 0.005], [0.005, 0.005, 0]], atol=1e-6)
-    assert "value/clip_fraction" not in metrics
+    assert "critic/clip_fraction" not in metrics
     dirty = dataclasses.replace(TARGETS, returns=np.where(MASK, TARGETS.returns, np.nan))
     nan_at_padding = [jnp.where(jnp.array(MASK, bool), x, jnp.nan) for x in (VALUES, OLD_VALUES)]
     result, slope = jax.value_and_grad(lambda v: jnp.sum(clipped_value(v, nan_at_padding[1], dirty, clip=0.2)[0]))(nan_at_padding[0])

@@ -16,12 +16,12 @@ import pytest
 from burnish.config.algorithms import GRPOConfig
 from burnish.config.optimizer import OptimizerConfig
 from burnish.rl.algorithms import from_config
-from burnish.rl.losses import reinforce, with_entropy_bonus
+from burnish.rl.losses import Mean, reinforce, with_entropy_bonus
 from burnish.rl.off_policy import rejecting
 from burnish.train.optim import make_optimizer
 from burnish.train.score import make_score
 from burnish.train.state import NonFiniteError, init_state, leaf_names, read_metrics, stop_if_nonfinite
-from burnish.train.step import MicroBatch, Steps, Totals, make_steps
+from burnish.train.step import MicroBatch, Steps, Totals, make_apply, make_steps
 
 from .tiny_updates import CONFIG, LORA, base, batch, equal, groups, on_host, pairs, steps_of
 
@@ -129,13 +129,13 @@ def test_layouts_give_the_same_gradient_of_every_leaf(lora):
         assert_close(gradients_of(totals(steps, state, frozen, [MicroBatch(other)])), expected)
 
 
-def test_one_micro_batch_fused_is_accumulate_and_apply():
+def test_one_micro_batch_is_what_an_accumulation_of_one_is():
     micro = MicroBatch(batch())
     steps, state, frozen = steps_of()
-    fused, report = steps.update(state, frozen, [micro], count=1)
+    alone, report = steps.update(state, frozen, [micro], count=1)
     steps, state, frozen = steps_of()
     parts, other = steps.apply(state, totals(steps, state, frozen, [micro]))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), fused, parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), alone, parts)
     assert read_metrics(report).keys() == read_metrics(other).keys()
 
 
@@ -169,6 +169,19 @@ def after_real_updates(**options):
         state, _ = steps.update(state, frozen, [MicroBatch(batch(groups(seed=seed)))], count=1)
     assert int(state.updates) == 3
     return steps, state, frozen
+
+
+def test_the_global_norm_is_clipped_before_the_rule():
+    """Lion without memory moves by sign and remembers the gradient: 6 = |(3, 3, 3, 3)| is clipped to 1, which makes halves of them."""
+    config = OptimizerConfig(name="lion", learning_rate=1.0, b1=0.0, b2=0.0, max_grad_norm=1.0)
+    optimizer = make_optimizer(config, total_updates=1)
+    state = init_state({"q": jnp.zeros((1, 2, 2))}, optimizer)
+    two = jnp.full((), 2.0)
+    after, report = make_apply(optimizer)(state, Totals({"q": jnp.full((1, 2, 2), 6.0)}, Mean(two, two), {}))
+    (moment,) = [leaf for leaf in jax.tree.leaves(after.opt_state) if leaf.shape == (1, 2, 2)]
+    np.testing.assert_allclose(moment, 0.5)
+    np.testing.assert_allclose(after.trainable["q"], -1.0)
+    assert read_metrics(report)["optim/grad_norm"].result() == 6.0
 
 
 @pytest.mark.parametrize("nothing", ["equal rewards", "nothing scored"])

@@ -169,7 +169,7 @@ def two_labels(folder: Path) -> None:
         (
             partial(write_tiny_model, config=CONFIG),
             UserError,
-            "another tokenizer.*: 16 tokens have another id there or none, e.g. '<|im_end|>'",
+            "another tokenizer.*: 16 tokens have another id there or none, e.g. '<.im_end",
         ),
         (
             partial(write_tiny_model, config=dataclasses.replace(CONFIG, max_positions=12), alphabet="0123456789"),

@@ -31,6 +31,7 @@ LAYERS = [
         "burnish.rl.cluster",
         "burnish.rl.critic",
         "burnish.rl.learner",
+        "burnish.rl.learners",
         "burnish.rl.producer",
         "burnish.rl.prompts",
         "burnish.rl.reward_model",

@@ -89,8 +89,8 @@ def build_learner(
         models = [] if config.reward_model is None else [REWARD_MODEL]
         say(", ".join([*(spec.name for spec in specs), *models]) or "given by the environment")
     with _step("algorithm", report) as say:
-        algorithm = algorithms.from_config(config.algorithm)
-        BatchPlan.from_config(config.training, algorithm)
+        algorithm = algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base)
+        BatchPlan.from_config(config.training, algorithm, config.rollout)
         mesh = build_mesh(config.cluster.actor)
         if mesh is not None:
             check_mesh(architecture, mesh)

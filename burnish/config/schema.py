@@ -196,6 +196,10 @@ class TrainingConfig(Section):
     """Prompts for each update; divides `batch_size`; null means `batch_size`."""
     train_micro_batch_size: Positive | None = None
     """Prompts in one forward-backward pass; divides `mini_batch_size`; null means `mini_batch_size`."""
+    tokens_per_device: Positive | None = None
+    """Tokens in one forward-backward pass, for each device that rows are spread over: micro-batches follow from it, as many as a
+    mini-batch's lengths need. In place of `train_micro_batch_size`; at least a whole context, `rollout.max_prompt_tokens` +
+    `rollout.sampling.max_tokens`."""
     rollout_micro_batch_size: Positive | None = None
     """Prompts handed to the engine together; divides `batch_size`; null means `batch_size`."""
     compute_logps_micro_batch_size: Positive | None = None
@@ -212,6 +216,15 @@ class TrainingConfig(Section):
     """Evaluate before the first and after the last step, greedy and at the training temperature with the same seeds, and show both."""
     max_nonfinite_updates: Positive = 3
     """Non-finite updates in a row (each skipped and counted) after which the run stops."""
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> TrainingConfig:
+        if self.tokens_per_device is not None and self.train_micro_batch_size is not None:
+            raise ValueError(
+                f"`tokens_per_device` is {self.tokens_per_device} and `train_micro_batch_size` is {self.train_micro_batch_size}: both say "
+                "how a mini-batch is cut, so set one of them to null"
+            )
+        return self
 
 
 class CheckpointSection(Section):

@@ -59,3 +59,9 @@ class ModelConfig:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+
+    @property
+    def pairs_per_token(self) -> float:
+        """Pairs of query and key whose attention costs as much as a token's products with the matrices of a layer: where work is spread."""
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return (2 * self.width * (heads + kv_heads) + 3 * self.width * self.mlp_width) / (2 * heads)

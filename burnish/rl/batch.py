@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int32
 
 from burnish.pytree import pytree, static
 from burnish.rl.credit import TrajectoryKey
-from burnish.rl.layout import BatchShape, Layout, Row, bucket, lay_out
+from burnish.rl.layout import BatchShape, Layout, Row, bucket, cut, lay_out
 from burnish.types import Group, Trajectory
 
 Array: TypeAlias = jax.Array | np.ndarray
@@ -93,6 +93,37 @@ def build_batch(
     """
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
     shape = shape or fit_shape(groups, advantages, layout=layout, row_tokens=row_tokens)
+    return _fill(rows, shape, groups, advantages, temperature)
+
+
+def build_micro_batches(
+    groups: Sequence[Group],
+    advantages: Credit,
+    *,
+    temperature: float,
+    tokens_per_device: int,
+    rows_multiple: int = 1,
+    pairs_per_token: float = 4096.0,
+    at_least: BatchShape | None = None,
+) -> list[TokenBatch]:
+    """A mini-batch in as many micro-batches as `layout.cut` makes: `rows_multiple` rows each, at most `tokens_per_device` tokens a row.
+
+    All of them have one shape and number episodes and groups through the whole mini-batch. Where rows don't come out even the last
+    micro-batch has rows of padding, which weigh nothing. at_least: sizes below which the shape doesn't go, for fewer programs.
+    """
+    micro_batches = cut(
+        _with_credit(groups, advantages), tokens=tokens_per_device, rows_multiple=rows_multiple, pairs_per_token=pairs_per_token
+    )
+    longest = max((len(row.tokens) for rows in micro_batches for row in rows), default=0)
+    columns = min(bucket(longest, multiple=64), tokens_per_device)
+    # As many places for scored ids as columns: a narrower array saves next to nothing and would be a second size to compile for.
+    shape = dataclasses.replace(_numbers_shape(groups), rows=rows_multiple, columns=columns, targets=columns)
+    shape = shape if at_least is None else shape.covering(at_least)
+    return [_fill(rows, shape, groups, advantages, temperature) for rows in micro_batches]
+
+
+def _fill(rows: Sequence[Row], shape: BatchShape, groups: Sequence[Group], advantages: Credit, temperature: float) -> TokenBatch:
+    """The rows as arrays of one shape. groups: all that episodes are numbered through, whether they lie in these rows or not."""
     if len(rows) > shape.rows:
         raise ValueError(f"the episodes fill {len(rows)} rows, the shape has {shape.rows}: use fewer groups or a larger shape")
     grid, scored = (shape.rows, shape.columns), (shape.rows, shape.targets)
@@ -175,14 +206,19 @@ def fit_shape(
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
     trajectories = [t for group in groups for t in group.trajectories]
     fixed = len(trajectories) if layout == "padded" else len(groups) if layout == "shared" and row_tokens is None else 0
-    return BatchShape(
+    return dataclasses.replace(
+        _numbers_shape(groups),
         rows=bucket(max(len(rows), fixed), multiple=rows_multiple),
         columns=bucket(max((len(row.tokens) for row in rows), default=0), multiple=64),
         targets=bucket(max((row.num_targets for row in rows), default=0), multiple=32),
-        sequences=len(trajectories),
-        prompts=len(groups),
-        kept=max((bucket(t.kept_ids.shape[1], multiple=8) for t in trajectories if t.kept_ids is not None), default=0),
     )
+
+
+def _numbers_shape(groups: Sequence[Group]) -> BatchShape:
+    """The sizes that don't depend on the layout; the others are 0."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    kept = max((bucket(t.kept_ids.shape[1], multiple=8) for t in trajectories if t.kept_ids is not None), default=0)
+    return BatchShape(rows=0, columns=0, targets=0, sequences=len(trajectories), prompts=len(groups), kept=kept)
 
 
 def _with_credit(groups: Sequence[Group], advantages: Credit) -> list[Trajectory]:

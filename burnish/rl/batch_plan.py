@@ -11,7 +11,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from burnish.config.errors import UserError
-from burnish.config.schema import TrainingConfig
+from burnish.config.schema import RolloutConfig, TrainingConfig
 
 
 @runtime_checkable
@@ -29,38 +29,44 @@ class Repeats(Protocol):
 class BatchPlan:
     """Sizes in prompts, as they hold after defaults; one completion a generation, so rows are prompts × num_generations.
 
-    batch: drawn for a step. mini_batch: for an update. train_micro: for a forward-backward pass, a matter of memory only. logps_micro: for
+    batch: drawn for a step. mini_batch: for an update. train_micro: for a forward-backward pass, a matter of memory only; None where
+    `tokens_per_device` bounds the tokens of a pass instead, so that how many passes an update takes depends on lengths. logps_micro: for
     a scoring pass. rollout: handed to the engine together; under continuous batching that bounds how much waits, while how many sequences
     decode at once is `rollout.slots`.
     """
 
     batch: int
     mini_batch: int
-    train_micro: int
+    train_micro: int | None
+    tokens_per_device: int | None
     rollout: int
     logps_micro: int
     num_generations: int
     num_iterations: int
 
     @classmethod
-    def from_config(cls, training: TrainingConfig, algorithm: Repeats) -> BatchPlan:
+    def from_config(cls, training: TrainingConfig, algorithm: Repeats, rollout: RolloutConfig) -> BatchPlan:
         """Fill in defaults and check what must divide what. Raises `UserError` that names both numbers and a size that would do."""
-        batch = training.batch_size
+        batch, tokens = training.batch_size, training.tokens_per_device
         mini_batch = training.mini_batch_size or batch
-        train_micro = training.train_micro_batch_size or mini_batch
+        train_micro = None if tokens is not None else training.train_micro_batch_size or mini_batch
         plan = cls(
             batch=batch,
             mini_batch=mini_batch,
             train_micro=train_micro,
+            tokens_per_device=tokens,
             rollout=training.rollout_micro_batch_size or batch,
-            logps_micro=training.compute_logps_micro_batch_size or train_micro,
+            logps_micro=training.compute_logps_micro_batch_size or train_micro or mini_batch,
             num_generations=algorithm.num_generations,
             num_iterations=algorithm.num_iterations,
         )
         _check_divides("mini_batch_size", plan.mini_batch, "batch_size", plan.batch)
-        _check_divides("train_micro_batch_size", plan.train_micro, "mini_batch_size", plan.mini_batch)
+        if plan.train_micro is not None:
+            _check_divides("train_micro_batch_size", plan.train_micro, "mini_batch_size", plan.mini_batch)
         _check_divides("rollout_micro_batch_size", plan.rollout, "batch_size", plan.batch)
         _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "batch_size", plan.batch)
+        if tokens is not None:
+            _check_context(tokens, rollout)
         return plan
 
     @property
@@ -72,9 +78,9 @@ class BatchPlan:
         return self.num_mini_batches * self.num_iterations
 
     @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches whose gradients are summed for one update."""
-        return self.mini_batch // self.train_micro
+    def accumulation_steps(self) -> int | None:
+        """Micro-batches whose gradients are summed for one update; None where that depends on lengths."""
+        return None if self.train_micro is None else self.mini_batch // self.train_micro
 
     @property
     def service(self) -> int:
@@ -83,23 +89,44 @@ class BatchPlan:
 
     @property
     def queue_size(self) -> int:
-        """Places between producer and trainer at staleness 0: each chunk once an iteration, and one kept for the end of the stream."""
-        return self.accumulation_steps * self.num_iterations + 1
+        """Places between producer and trainer at staleness 0: each chunk once an iteration, and one kept for the end of the stream.
+
+        With `tokens_per_device` as if each prompt were a micro-batch: where there are more, the producer waits for the trainer.
+        """
+        return (self.accumulation_steps or self.mini_batch) * self.num_iterations + 1
 
     def table(self) -> str:
         """The plan as text, a size a line: prompts, rows, what it is."""
         sizes = [
             ("batch_size", self.batch, f"a step: {self.num_mini_batches} mini-batches, {self.updates_per_step} updates"),
-            ("mini_batch_size", self.mini_batch, f"an update: {self.accumulation_steps} micro-batches accumulated"),
+            ("mini_batch_size", self.mini_batch, f"an update: {self.accumulation_steps or 'some'} micro-batches accumulated"),
             ("train_micro_batch_size", self.train_micro, "a forward-backward pass"),
             ("rollout_micro_batch_size", self.rollout, "handed to the engine together; it decodes rollout.slots at once"),
             ("compute_logps_micro_batch_size", self.logps_micro, "a scoring pass"),
             ("(service batch)", self.service, "sampled and scored before any goes on"),
         ]
         lines = [f"{'training.':<31}{'prompts':>8}{'rows':>8}"]
-        lines += [f"{name:<31}{size:>8}{size * self.num_generations:>8}  {meaning}" for name, size, meaning in sizes]
+        lines += [f"{name:<31}{size:>8}{size * self.num_generations:>8}  {meaning}" for name, size, meaning in sizes if size is not None]
+        if self.tokens_per_device is not None:
+            cut = f"{self.tokens_per_device} tokens on each device: a forward-backward pass, as many an update as its lengths need"
+            lines.append(f"{'tokens_per_device':<47}  {cut}")
         lines.append(f"{self.num_generations} generations a prompt, {self.num_iterations} iterations, a queue of {self.queue_size}")
+        lines.append(
+            "Under continuous batching a size says what is waited for, not what runs together: rollout.slots episodes decode at once, the "
+            "next begins as one ends, and groups go on in drawn order as they are complete."
+        )
         return "\n".join(lines)
+
+
+def _check_context(tokens: int, rollout: RolloutConfig) -> None:
+    """A row can't be cut inside an episode."""
+    prompt, completion = rollout.max_prompt_tokens, rollout.sampling.max_tokens
+    if prompt + completion > tokens:
+        raise UserError(
+            f"training.tokens_per_device is {tokens}, but an episode may have {prompt + completion} tokens (rollout.max_prompt_tokens "
+            f"{prompt} + rollout.sampling.max_tokens {completion}) and lies on one device: use tokens_per_device {prompt + completion} or "
+            "more, or lower those limits"
+        )
 
 
 def _check_divides(name: str, size: int, whole_name: str, whole: int) -> None:

@@ -220,6 +220,10 @@ class RLCluster:
         """One update of the critic, as `update_actor` makes one of the actor. Its metrics are `critic/…`."""
         return self._the_critic().update(micro_batches, count=count, step=step)
 
+    @property
+    def has_critic(self) -> bool:
+        return self._critic is not None
+
     def _the_critic(self) -> Critic:
         if self._critic is None:
             raise RuntimeError("this cluster has no critic: RLCluster(..., critic=CriticConfig())")

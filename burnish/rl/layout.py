@@ -4,12 +4,14 @@ Owns the three layouts and their sizes; knows nothing of rewards or losses. Host
 
 "shared": the prompt of a group lies in a row once, followed by its completions, each with the prompt's segment as its parent, so the prompt
 is computed once. "packed": each episode repeats its prompt, several lie in a row. "padded": one episode a row.
+
+`lay_out` fills rows of a given length; `cut` makes micro-batches of rows that fit a device's memory and keep all devices equally busy.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -118,10 +120,30 @@ def lay_out(trajectories: Sequence[Trajectory], *, layout: Layout, row_tokens: i
         return [_join([[t]]) for t in trajectories]
     if layout == "packed":
         return [_join([[trajectories[i]] for i in row]) for row in best_fit([len(t.ids) for t in trajectories], _given(row_tokens))]
-    pieces = [piece for siblings in _same_prompt(trajectories) for piece in _split(siblings, row_tokens)]
+    pieces = _pieces(_same_prompt(trajectories), row_tokens)
     if row_tokens is None:
         return [_join([piece]) for piece in pieces]
     return [_join([pieces[i] for i in row]) for row in best_fit([_num_tokens(piece) for piece in pieces], row_tokens)]
+
+
+def cut(trajectories: Sequence[Trajectory], *, tokens: int, rows_multiple: int = 1, pairs_per_token: float = 4096.0) -> list[list[Row]]:
+    """Micro-batches of at most `rows_multiple` rows, prompts shared, no row longer than `tokens`: one row a device at a time.
+
+    As few micro-batches as `tokens` allows. Then the shortest row length at which the episodes still fit into so many rows, so that the
+    work is spread over all devices and micro-batches instead of filling all but the last; it is a bucket's, since every length is a
+    program. Then the costliest first, each to the row that has the least to do so far (`cost`; Graham, 1969). Rows of about the same cost
+    go through together, as the fastest waits for the slowest. Depends on the episodes and their order alone; raises ValueError for an
+    episode that is longer than `tokens`. Without any episode: one micro-batch of no rows.
+    """
+    _check_lengths(trajectories, tokens)
+    groups = _same_prompt(trajectories)
+    fewest = len(best_fit([_num_tokens(p) for p in _pieces(groups, tokens)], tokens))
+    num_rows = -(-fewest // rows_multiple) * rows_multiple
+    longest = max((len(t.ids) for t in trajectories), default=0)
+    for length in _lengths(tokens):
+        if length >= longest and (rows := _spread(_pieces(groups, length), num_rows, length, pairs_per_token)) is not None:
+            return [rows[i : i + rows_multiple] for i in range(0, len(rows), rows_multiple)] or [[]]
+    raise AssertionError(f"{fewest} rows of {tokens} tokens held the episodes and then didn't")
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -145,6 +167,63 @@ def _same_prompt(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     for t in trajectories:
         siblings.setdefault((t.group, t.ids[: t.prompt_length].astype(np.int64).tobytes()), []).append(t)
     return list(siblings.values())
+
+
+def _pieces(groups: Sequence[list[Trajectory]], row_tokens: int | None) -> list[list[Trajectory]]:
+    """The groups, those that are longer than a row in several pieces."""
+    return [piece for siblings in groups for piece in _split(siblings, row_tokens)]
+
+
+def _lengths(longest: int) -> Iterator[int]:
+    """The lengths that rows are padded to, ascending; the last is `longest` itself."""
+    length = 64
+    while length < longest:
+        yield length
+        length = bucket(length + 1, multiple=64)
+    yield longest
+
+
+def cost(piece: Sequence[Trajectory], *, pairs_per_token: float) -> float:
+    """The work of a pass over a prompt and the completions that share it, in tokens.
+
+    Matrix products by the token, attention by the pair of query and key that sees it. pairs_per_token: pairs that cost as much as one
+    token does apart from attention.
+    """
+    prompt = piece[0].prompt_length
+    lengths = [len(t.ids) - prompt for t in piece]
+    pairs = prompt * (prompt + 1) / 2 + sum(prompt * length + length * (length + 1) / 2 for length in lengths)
+    return prompt + sum(lengths) + pairs / pairs_per_token
+
+
+def _spread(pieces: Sequence[Sequence[Trajectory]], num_rows: int, length: int, pairs_per_token: float) -> list[Row] | None:
+    """The pieces in at most `num_rows` rows of at most `length` tokens, evenly by cost if that fits, else wherever they fit.
+
+    The costliest row first; None if they don't fit.
+    """
+    lengths = [_num_tokens(piece) for piece in pieces]
+    if sum(lengths) > num_rows * length:
+        return None
+    costs = [cost(piece, pairs_per_token=pairs_per_token) for piece in pieces]
+    bins = _even(costs, lengths, num_rows, length) or best_fit(lengths, length)
+    if len(bins) > num_rows:
+        return None
+    bins.sort(key=lambda row: -sum(costs[i] for i in row))
+    return [_join([pieces[i] for i in sorted(row)]) for row in bins]
+
+
+def _even(costs: Sequence[float], lengths: Sequence[int], num_bins: int, capacity: int) -> list[list[int]] | None:
+    """Bins of indices: the costliest first, each into the cheapest bin that still takes it; None where one fits nowhere. None is empty."""
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    total, free = [0.0] * num_bins, [capacity] * num_bins
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        fitting = [b for b in range(num_bins) if free[b] >= lengths[index]]
+        if not fitting:
+            return None
+        chosen = min(fitting, key=lambda b: total[b])
+        bins[chosen].append(index)
+        total[chosen] += costs[index]
+        free[chosen] -= lengths[index]
+    return [indices for indices in bins if indices]
 
 
 def _split(siblings: list[Trajectory], row_tokens: int | None) -> list[list[Trajectory]]:

@@ -2,16 +2,26 @@
 
 Owns the order of a step on the sampling side and its clock. Never touches weights: it waits at the gate until the version it may sample
 from is published, and talks to the engine only through episodes.
+
+What becomes of groups that carry no signal is the algorithm's `zero_signal`. "keep": they stay in the denominators. "drop": they leave
+advantages and loss, as if they hadn't been sampled, and the mini-batch is smaller. "resample" (dynamic sampling, DAPO,
+arXiv:2503.14476): further prompts are drawn until the step has `batch_size` groups with a signal, in at most `max_resample_rounds` rounds;
+the step's mini-batches are handed on when it is complete. What is still missing then is `on_shortage`'s: an error, or mini-batches that
+are smaller, evenly. Data that ends on the way ends the run as it always does: under "train_short" after a step with what was kept, else
+before it. Differs from the paper: a later round asks for twice what the share kept so far makes necessary, at most `batch_size`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
+import logging
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
@@ -19,28 +29,40 @@ from burnish.config.errors import BurnishError
 from burnish.data.stream import PromptStream
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
-from burnish.rl.batch import Credit, TokenBatch, build_batch, fit_shape
+from burnish.rl.batch import Credit, TokenBatch, build_batch, build_micro_batches, fit_shape
 from burnish.rl.batch_plan import BatchPlan
-from burnish.rl.credit import credit
+from burnish.rl.credit import TokenEstimator, credit, informative, uncredited
 from burnish.rl.handoff import Closed, Handoff, VersionGate
+from burnish.rl.layout import BatchShape, bucket
 from burnish.types import Group, SamplingParams, Status
+
+log = logging.getLogger(__name__)
 
 
 class RolloutFailed(BurnishError):
     """Not one episode of the first step could be used: something is wrong with the run, not with an episode."""
 
 
+class TooFewGroups(BurnishError):
+    """Resampling found too few groups with a signal."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """One micro-batch on its way to the trainer.
 
-    key: (step, mini-batch, micro-batch), the same in every iteration over it. groups: the episodes in it, handed over with iteration 0.
+    key: (step, mini-batch, micro-batch), the same in every iteration over it. count: micro-batches of its mini-batch. groups: those whose
+    episodes `batch.sequences` numbers, in order. What is counted once comes with the first micro-batch of iteration 0 only: sampled, every
+    group that was sampled for the mini-batch, trained on or not; counts, sums by metric name; rollout_seconds.
     """
 
     key: tuple[int, int, int]
     iteration: int
+    count: int
     batch: TokenBatch
     groups: Sequence[Group]
+    sampled: Sequence[Group]
+    counts: Mapping[str, int]
     rollout_seconds: float
 
 
@@ -60,11 +82,12 @@ class Producer(threading.Thread):
         seed: int,
         steps: range,
         rows_multiple: int,
+        pairs_per_token: float,
     ) -> None:
         super().__init__(name="producer", daemon=True)
         self._stream, self._orchestrator, self._algorithm, self._plan = stream, orchestrator, algorithm, plan
         self._params, self._handoff, self._gate, self._seed, self._steps = params, handoff, gate, seed, steps
-        self._rows_multiple = rows_multiple
+        self._rows_multiple, self._pairs_per_token = rows_multiple, pairs_per_token
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._stopping = False
 
@@ -93,46 +116,155 @@ class Producer(threading.Thread):
         await self._running[1]
 
     async def _steps_in_turn(self) -> None:
+        play = self._step_of_informative_groups if self._algorithm.zero_signal == "resample" else self._step
         for step in self._steps:
             self._gate.wait_for_step(step)
-            prompts = list(itertools.islice(self._stream, self._plan.batch))
-            if len(prompts) < self._plan.batch:
-                return  # the data has ended; what doesn't fill a batch is left
-            params = (self._params,) * self._algorithm.num_generations
-            draws = [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts)]
-            await self._step(step, draws)
+            if not await play(step):
+                return
 
-    async def _step(self, step: int, draws: Sequence[Draw]) -> None:
+    async def _step(self, step: int) -> bool:
+        """Sample the groups of a step and hand each mini-batch on when it is complete. False: the data doesn't fill a batch any more."""
+        draws = self._draw(step, 0, self._plan.batch)
+        if len(draws) < self._plan.batch:
+            return False
         groups: list[Group] = []
-        mini = 0
-        clock = time.monotonic()
+        mini, size, clock = 0, self._plan.mini_batch, time.monotonic()
         for start in range(0, len(draws), self._plan.rollout):
-            with span("rollout", step=step, draw=start):
-                async for group in self._orchestrator.groups(draws[start : start + self._plan.rollout]):
-                    groups.append(group)
-            while len(groups) >= (mini + 1) * self._plan.mini_batch:
+            groups += await self._play(draws[start : start + self._plan.rollout])
+            while len(groups) >= (mini + 1) * size:
                 if mini == 0 and step == self._steps.start:
                     _require_some_success(groups)
-                size = self._plan.mini_batch
-                for chunk in self._chunks(step, mini, groups[mini * size : (mini + 1) * size], time.monotonic() - clock):
+                mine = groups[mini * size : (mini + 1) * size]
+                trained, found = mine, {}
+                if self._algorithm.zero_signal == "drop":
+                    trained = self._informative(mine)
+                    found = {"group/dropped": len(mine) - len(trained)}
+                for chunk in self._chunks(step, mini, mine, trained, sampled=mine, counts=found, seconds=time.monotonic() - clock):
                     self._handoff.put(chunk)
                 mini, clock = mini + 1, time.monotonic()  # the wait for room was the trainer's time
+        return True
 
-    def _chunks(self, step: int, mini: int, groups: Sequence[Group], seconds: float) -> Iterator[Chunk]:
-        """The micro-batches of a mini-batch, each once per iteration."""
-        advantages = credit(groups, self._algorithm.advantage, train_truncated=self._algorithm.train_truncated)
-        size = self._plan.train_micro
-        parts = [groups[i : i + size] for i in range(0, len(groups), size)]
-        batches = [self._batch(part, advantages) for part in parts]
-        for iteration in range(self._algorithm.num_iterations):
-            for micro, (part, batch) in enumerate(zip(parts, batches, strict=True)):
-                first = iteration == 0
-                yield Chunk((step, mini, micro), iteration, batch, part if first else (), seconds if first and micro == 0 else 0.0)
+    async def _step_of_informative_groups(self, step: int) -> bool:
+        """Sample until a step has `batch` groups with a signal, then hand on its mini-batches. False: the data ended first."""
+        sampled: list[Group] = []
+        kept: list[Group] = []
+        wanted, clock = self._plan.batch, time.monotonic()
+        rounds, ended = 0, False
+        while len(kept) < wanted and rounds < self._algorithm.max_resample_rounds and not ended:
+            size = _round_size(wanted - len(kept), kept=len(kept), sampled=len(sampled), most=wanted)
+            draws = self._draw(step, len(sampled), size)
+            ended = len(draws) < size
+            if ended and not sampled:
+                return False
+            if not draws:
+                break
+            fresh = [g for i in range(0, len(draws), self._plan.rollout) for g in await self._play(draws[i : i + self._plan.rollout])]
+            if step == self._steps.start and not sampled:
+                _require_some_success(fresh)
+            rounds, sampled, kept = rounds + 1, sampled + fresh, kept + self._informative(fresh)
+        if len(kept) < wanted:
+            short = f"step {step + 1}: {len(kept)} of {len(sampled)} groups kept after {rounds} rounds; it needs {wanted}"
+            if ended and (self._algorithm.on_shortage == "error" or not kept):
+                log.warning("%s, and the data has ended", short)
+                return False
+            if self._algorithm.on_shortage == "error":
+                raise TooFewGroups(
+                    f"{short}, and all rewards of the others are equal: use prompts that are neither too easy nor too hard, raise "
+                    "algorithm.max_resample_rounds, or set algorithm.on_shortage to train_short"
+                )
+            log.warning("%s, and goes on with those", short)
+        trained = kept[:wanted]
+        found = {
+            "group/resampled": max(0, len(sampled) - wanted),
+            "group/dropped": len(sampled) - len(kept),
+            "group/surplus": len(kept) - len(trained),
+            "group/missing": wanted - len(trained),
+        }
+        seconds = time.monotonic() - clock
+        for mini, mine in enumerate(_evenly(trained, self._plan.num_mini_batches)):
+            once = {"sampled": () if mini else sampled, "counts": {} if mini else found, "seconds": 0.0 if mini else seconds}
+            for chunk in self._chunks(step, mini, mine, mine, **once):
+                self._handoff.put(chunk)
+        return True
 
-    def _batch(self, groups: Sequence[Group], advantages: Credit) -> TokenBatch:
+    def _draw(self, step: int, first: int, size: int) -> list[Draw]:
+        """Up to `size` further prompts of a step, numbered from `first`; fewer where the data ends."""
+        params = (self._params,) * self._algorithm.num_generations
+        prompts = itertools.islice(self._stream, size)
+        return [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts, start=first)]
+
+    async def _play(self, draws: Sequence[Draw]) -> list[Group]:
+        step, first = draws[0].id
+        with span("rollout", step=step, draw=first):
+            return [group async for group in self._orchestrator.groups(draws)]
+
+    def _informative(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups that have an advantage other than 0."""
+        return informative(groups, self._credit(groups))
+
+    def _credit(self, groups: Sequence[Group]) -> Credit:
+        """The advantage of every episode that carries loss; 0 where it must wait for scores, which only the trainer has."""
+        algorithm = self._algorithm
+        if isinstance(algorithm.advantage, TokenEstimator):
+            return uncredited(groups, train_truncated=algorithm.train_truncated)
+        parts = [[group] for group in groups] if algorithm.advantage_scope == "group" else [groups]
+        unit = {"train_truncated": algorithm.train_truncated, "per": algorithm.credit, "gamma": algorithm.gamma}
+        return {key: worth for part in parts for key, worth in credit(part, algorithm.advantage, **unit).items()}
+
+    def _chunks(
+        self,
+        step: int,
+        mini: int,
+        groups: Sequence[Group],
+        trained: Sequence[Group],
+        *,
+        sampled: Sequence[Group],
+        counts: Mapping[str, int],
+        seconds: float,
+    ) -> Iterator[Chunk]:
+        """The micro-batches of a mini-batch, each once per iteration. groups: its groups; trained: those of them that carry loss."""
         with span("batch", groups=len(groups)):
-            shape = fit_shape(groups, advantages, rows_multiple=self._rows_multiple)
-            return build_batch(groups, advantages, temperature=self._params.temperature, shape=shape)
+            parts = self._batches(groups, trained)
+        for iteration in range(self._algorithm.num_iterations):
+            for micro, (part, batch) in enumerate(parts):
+                first = iteration == 0 and micro == 0
+                once = (sampled, counts, seconds) if first else ((), {}, 0.0)
+                yield Chunk((step, mini, micro), iteration, len(parts), batch, part, *once)
+
+    def _batches(self, groups: Sequence[Group], trained: Sequence[Group]) -> list[tuple[Sequence[Group], TokenBatch]]:
+        """The micro-batches of a mini-batch, each with the groups that it numbers. A mini-batch that is short keeps the usual program."""
+        plan, multiple, temperature = self._plan, self._rows_multiple, self._params.temperature
+        advantages = self._credit(trained)
+        usual = plan.train_micro or plan.mini_batch
+        at_least = BatchShape(rows=0, columns=0, targets=0, sequences=usual * self._algorithm.num_generations, prompts=usual)
+        if plan.tokens_per_device is not None:
+            batches = build_micro_batches(
+                groups,
+                advantages,
+                temperature=temperature,
+                tokens_per_device=plan.tokens_per_device,
+                rows_multiple=multiple,
+                pairs_per_token=self._pairs_per_token,
+                at_least=at_least,
+            )
+            return [(groups, batch) for batch in batches]
+        at_least = dataclasses.replace(at_least, rows=bucket(usual, multiple=multiple))
+        parts = [groups[i : i + usual] for i in range(0, len(groups), usual)] or [[]]
+        shapes = [fit_shape(part, advantages, rows_multiple=multiple).covering(at_least) for part in parts]
+        return [
+            (part, build_batch(part, advantages, temperature=temperature, shape=shape)) for part, shape in zip(parts, shapes, strict=True)
+        ]
+
+
+def _round_size(missing: int, *, kept: int, sampled: int, most: int) -> int:
+    """Prompts to sample next: twice what is needed if the share kept stays as it is, as a round too few ends a run."""
+    return most if not kept else min(most, math.ceil(2 * missing * sampled / kept))
+
+
+def _evenly(groups: Sequence[Group], parts: int) -> list[Sequence[Group]]:
+    """In order, in parts whose sizes differ by at most one."""
+    edges = [len(groups) * i // parts for i in range(parts + 1)]
+    return [groups[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def _require_some_success(groups: Sequence[Group]) -> None:
@@ -147,4 +279,4 @@ def _require_some_success(groups: Sequence[Group]) -> None:
         )
 
 
-__all__ = ["Chunk", "Producer", "RolloutFailed"]
+__all__ = ["Chunk", "Producer", "RolloutFailed", "TooFewGroups"]

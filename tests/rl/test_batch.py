@@ -1,12 +1,14 @@
 """Locks what a batch says about every sampled id, in each layout, by reading it back through the attention rule."""
 
+import jax
 import numpy as np
 import pytest
 
 from burnish.rl.advantages import group_relative
-from burnish.rl.batch import TokenBatch, build_batch, by_sequence, fit_shape, from_sequences
+from burnish.rl.aggregate import prompt_mean, sequence_mean, token_mean
+from burnish.rl.batch import TokenBatch, build_batch, build_micro_batches, by_sequence, fit_shape, from_sequences
 from burnish.rl.credit import credit, uncredited
-from burnish.rl.layout import BatchShape, best_fit, bucket, lay_out, plan_shape
+from burnish.rl.layout import BatchShape, best_fit, bucket, cost, cut, lay_out, plan_shape
 from burnish.types import Group, Status
 
 from .batches import credit_all, episode, group
@@ -299,3 +301,104 @@ def test_numbers_for_another_batch_are_refused():
         by_sequence(np.zeros((1, 2)), batch)
     empty = build_batch(made, {}, temperature=1.0)
     assert by_sequence(empty.mask, empty) == {} and not from_sequences({}, empty).any()
+
+
+def test_segments_weigh_the_same_and_the_mask_is_boolean_B033():
+    """Three episodes of two ids in one row: segment numbers 1, 2, 3 are no weights."""
+    made = [group(d, [5], [[6, 7]]) for d in range(3)]
+    batch = build_batch(made, credit_all(made, 1.0), temperature=1.0, layout="packed", row_tokens=9)
+    assert batch.mask.dtype == bool and batch.segments[0, :9].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+    def mean(values):
+        return token_mean(values, batch).value()
+
+    ones = np.ones(batch.mask.shape, np.float32)
+    assert float(mean(ones)) == 1.0
+    np.testing.assert_allclose(jax.grad(mean)(ones)[batch.mask], np.full(6, 1 / 6), rtol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------- micro-batches of so many tokens
+
+
+@pytest.mark.parametrize("rows_multiple", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_micro_batches_say_together_what_one_batch_says(seed, rows_multiple):
+    groups = random_groups(seed, kept=3 if seed % 2 else 0)
+    credits = credit_all(groups)
+    for key in list(credits)[::5]:
+        del credits[key]
+    micros = build_micro_batches(groups, credits, temperature=0.7, tokens_per_device=27, rows_multiple=rows_multiple)
+    assert {batch.tokens.shape for batch in micros} == {(rows_multiple, 27)}
+    found = [read_back(batch) for batch in micros]
+    assert {key: seen for each in found for key, seen in each.items()} == truth(groups, credits, 0.7)
+    assert sum(len(each) for each in found) == len(truth(groups, credits, 0.7)), "an id is scored in one micro-batch"
+
+
+def test_padding_rows_of_a_tail_weigh_nothing_B035():
+    """Five rows on four devices: the second micro-batch has one real row, and its sums are that row's."""
+    groups = [group(d, [1 + d] * 10, [[2] * 20]) for d in range(5)]
+    micros = build_micro_batches(groups, credit_all(groups, 1.0), temperature=1.0, tokens_per_device=30, rows_multiple=4)
+    assert [batch.mask.any(axis=1).tolist() for batch in micros] == [[True] * 4, [True, False, False, False]]
+    tail = micros[1]
+    per_token = np.where(tail.mask, 3.0, np.nan).astype(np.float32)
+    for aggregate in (token_mean, sequence_mean, prompt_mean):
+        mean = aggregate(per_token, tail)
+        np.testing.assert_allclose([mean.value(), mean.total], [3.0, 3.0 * mean.weight], rtol=1e-6)
+
+
+def test_no_more_micro_batches_than_the_tokens_need_and_rows_no_longer_than_that_takes():
+    """10 episodes of 30 tokens, at most 100 a row: 4 rows of 3 hold them, where filling row by row would leave the last with one."""
+    members = [t for g in [group(d, [1 + d] * 10, [[2] * 20]) for d in range(10)] for t in g.trajectories]
+    assert [[len(row.tokens) for row in rows] for rows in cut(members, tokens=100)] == [[90], [90], [60], [60]]
+    assert [[len(row.tokens) for row in rows] for rows in cut(members, tokens=100, rows_multiple=2)] == [[90, 90], [60, 60]]
+    assert [[len(row.tokens) for row in rows] for rows in cut(members, tokens=100, rows_multiple=8)] == [[60, 60] + [30] * 6]
+    assert [[len(row.tokens) for row in rows] for rows in cut(members, tokens=300)] == [[300]]
+
+
+def test_a_group_is_split_where_devices_would_have_nothing_to_do():
+    """One group of 8 completions fits a row; four devices take two each, with the prompt."""
+    members = group(0, [1] * 10, [[2] * 25] * 8).trajectories
+    assert [[len(row.tokens) for row in rows] for rows in cut(members, tokens=500, rows_multiple=4)] == [[60] * 4]
+    assert [[len(row.tokens) for row in rows] for rows in cut(members, tokens=500)] == [[210]]
+
+
+def test_work_is_balanced_by_attention_too():
+    """As many tokens in one long context cost more than in two short ones, so the device with the long one gets fewer others."""
+    lengths = [1000, 500, 500] + [100] * 6
+    members = [t for d, n in enumerate(lengths) for t in group(d, [1 + d], [[2] * (n - 1)]).trajectories]
+
+    def tokens(pairs_per_token: float) -> list[int]:
+        (rows,) = cut(members, tokens=2000, rows_multiple=2, pairs_per_token=pairs_per_token)
+        return [len(row.tokens) for row in rows]
+
+    assert tokens(1e9) == [1300, 1300]
+    assert tokens(500.0) == [1100, 1500], "the costlier first"
+
+
+def test_cost_counts_the_pairs_that_attend():
+    """Prompt 3, completions 2 and 1: each token sees itself, its own earlier ones and the prompt."""
+    piece = group(0, [9, 9, 9], [[1, 1], [2]]).trajectories
+    (row,) = lay_out(piece, layout="shared")
+    visible = [(i, j) for i in range(6) for j in range(i + 1) if row.segments[j] in (row.segments[i], row.parents[i])]
+    assert len(visible) == 6 + (4 + 5) + 4
+    assert cost(piece, pairs_per_token=2.0) == 6 + len(visible) / 2
+
+
+def test_bigger_steps_have_few_shapes_of_micro_batches():
+    rng = np.random.default_rng(0)
+    shapes = set()
+    for _ in range(30):
+        groups = [group(d, [1] * 48, [[2] * int(rng.integers(8, 200)) for _ in range(4)]) for d in range(int(rng.integers(4, 12)))]
+        micros = build_micro_batches(groups, credit_all(groups), temperature=1.0, tokens_per_device=1024)
+        shapes |= {batch.tokens.shape + batch.mask.shape for batch in micros}
+        tokens = sum(len(set(range(48))) + sum(len(t.ids) - 48 for t in g.trajectories) for g in groups)
+        assert len(micros) <= -(-tokens // 1024) + 1
+    assert len(shapes) <= 6, shapes
+
+
+def test_no_episode_at_all_is_one_micro_batch_of_padding():
+    made = [group(0, [5], [[1, 2]])]
+    (batch,) = build_micro_batches(made, {}, temperature=1.0, tokens_per_device=500, rows_multiple=2)
+    assert batch.tokens.shape == (2, 64) and not batch.mask.any() and (batch.num_sequences, batch.num_prompts) == (1, 1)
+    with pytest.raises(ValueError, match="3 tokens, a row only 2"):
+        build_micro_batches(made, credit_all(made), temperature=1.0, tokens_per_device=2)

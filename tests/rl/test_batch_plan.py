@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.config.algorithms import AlgorithmConfig, GRPOConfig
-from burnish.config.schema import TrainingConfig
+from burnish.config.schema import RolloutConfig, SamplingConfig, TrainingConfig
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch_plan import BatchPlan
 
@@ -18,7 +18,9 @@ SIZES = {
 
 def plan(*, num_iterations: int = 1, num_generations: int = 8, **changes) -> BatchPlan:
     return BatchPlan.from_config(
-        TrainingConfig.model_validate(changes), AlgorithmConfig(num_iterations=num_iterations, num_generations=num_generations)
+        TrainingConfig.model_validate(changes),
+        AlgorithmConfig(num_iterations=num_iterations, num_generations=num_generations),
+        RolloutConfig(max_prompt_tokens=500, sampling=SamplingConfig(max_tokens=100)),
     )
 
 
@@ -38,7 +40,7 @@ def test_worked_numbers():
 
 def test_a_record_says_the_same_as_its_configuration():
     config, training = GRPOConfig(num_iterations=2, num_generations=4), TrainingConfig.model_validate(SIZES)
-    assert BatchPlan.from_config(training, from_config(config)) == BatchPlan.from_config(training, config)
+    assert BatchPlan.from_config(training, from_config(config), RolloutConfig()) == BatchPlan.from_config(training, config, RolloutConfig())
 
 
 def test_defaults_follow_from_the_batch():
@@ -68,8 +70,28 @@ def test_an_error_names_both_numbers_and_a_fix(changes, words):
         assert word in str(error.value)
 
 
+def test_tokens_per_device_leaves_the_number_of_micro_batches_open():
+    one = plan(batch_size=24, mini_batch_size=12, tokens_per_device=600, num_iterations=2)
+    assert (one.train_micro, one.tokens_per_device, one.accumulation_steps) == (None, 600, None)
+    assert (one.updates_per_step, one.logps_micro, one.service, one.queue_size) == (4, 12, 24, 25)
+    table = one.table()
+    assert "tokens_per_device" in table and "600 tokens on each device" in table
+    assert "train_micro_batch_size" not in table and "some micro-batches accumulated" in table
+
+
+def test_an_episode_that_no_device_can_hold_is_refused_with_both_numbers():
+    with pytest.raises(ValueError, match=r"tokens_per_device is 599.*600 tokens.*500 \+ rollout.sampling.max_tokens 100.*use.* 600"):
+        plan(batch_size=24, tokens_per_device=599)
+
+
+def test_there_is_one_way_to_cut_a_mini_batch():
+    with pytest.raises(ValueError, match="`tokens_per_device` is 4096 and `train_micro_batch_size` is 4: both say"):
+        TrainingConfig(tokens_per_device=4096, train_micro_batch_size=4)
+
+
 def test_the_table_says_what_each_size_is():
     table = plan(**SIZES).table()
     assert "compute_logps_micro_batch_size        6      48" in table
     assert "(service batch)                      12      96" in table
     assert "2 mini-batches, 2 updates" in table and "queue of 4" in table
+    assert "Under continuous batching" in table and "rollout.slots episodes decode at once" in table

@@ -107,19 +107,61 @@ def test_without_a_penalty_no_reference_is_asked_or_kept(model: Model) -> None:
 
 
 @pytest.mark.slow
-def test_constant_rewards_change_nothing(model: Model) -> None:
-    """R19: no update, no decay, no moment; counted."""
-    learner = make_learner(
-        model,
-        reward=lambda completions: [1.0] * len(completions),
-        training={"optimizer": {"learning_rate": 0.1, "weight_decay": 0.5}},
-    )
-    result = learner.train()
-    assert_same(host(learner.cluster.state.trainable), host(model.params))
-    assert (int(learner.cluster.state.updates), int(learner.cluster.state.skipped)) == (0, 2)
-    assert [(m["optim/skipped_updates"], m["group/zero_std_fraction"], m["optim/grad_norm"]) for m in result.history] == [
-        (1.0, 1.0, 0.0)
-    ] * 2
+@pytest.mark.parametrize("cut", [{}, {"tokens_per_device": 32}], ids=["by prompts", "by tokens"])
+def test_constant_rewards_change_nothing_r19_B005(model: Model, cut: dict[str, int]) -> None:
+    """After 3 real steps at beta 0: no update, no decay, no moment, no step of the schedule; counted."""
+    optimizer = {"learning_rate": 0.1, "weight_decay": 0.5, "schedule": "linear"}
+    groups_seen = iter(range(1000))
+
+    def reward(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+        return digits_reward(completions, answer) if next(groups_seen) < 3 * 4 else [1.0] * len(completions)
+
+    states = {}
+    learner = make_learner(model, reward=reward, training={"max_steps": 5, "optimizer": optimizer, **cut})
+    result = learner.train(on_step=lambda step: states.update({step: host(learner.cluster.state)}))
+    assert differs(states[3].trainable, host(model.params)) and int(states[3].updates) == 3
+    for later in (states[4], states[5]):
+        assert_same((later.trainable, later.opt_state, later.updates), (states[3].trainable, states[3].opt_state, states[3].updates))
+    assert int(states[5].skipped) == 2
+    told = [(m["optim/skipped_updates"], m["group/zero_std_fraction"], m["optim/grad_norm"]) for m in result.history[3:]]
+    assert told == [(1.0, 1.0, 0.0)] * 2
+
+
+@pytest.mark.slow
+def test_tokens_per_device_gives_the_update_of_one_batch_and_a_warm_run_compiles_nothing(model: Model) -> None:
+    """The optimizer's eps is large, so that its update is about the gradient. 16 episodes of at most 16 ids, 32 a pass."""
+    training = {"optimizer": {"learning_rate": 1.0, "eps": 1.0}, "max_steps": 1}
+    whole = make_learner(model, training=training)
+    whole.train()
+    parts = make_learner(model, training={**training, "tokens_per_device": 32})
+    parts.train()
+    batches = updates_of(parts).batches
+    assert len(batches) > 1 and {batch.tokens.shape for batch in batches} == {(1, 32)}
+    a, b = host(whole.cluster.state.trainable), host(parts.cluster.state.trainable)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), a, b)
+    assert differs(a, host(model.params))
+    history = make_learner(model, training={"max_steps": 6, "tokens_per_device": 32}, algorithm={"num_iterations": 2}).train().history
+    compiles = [metrics["perf/compiles"] for metrics in history]
+    assert compiles[0] > 0 and compiles[3:] == [0.0] * 3, compiles
+
+
+@pytest.mark.slow
+def test_resampled_groups_are_counted_and_only_those_with_a_signal_are_trained_B011(model: Model) -> None:
+    recorder = Recorder()
+    ties = iter(range(1000))
+
+    def reward(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+        return [1.0] * len(completions) if next(ties) % 2 else digits_reward(completions, answer)
+
+    learner = make_learner(model, reward=reward, algorithm={"zero_signal": "resample"}, training={"max_steps": 1}, sinks=[recorder])
+    metrics = learner.train().history[0]
+    sampled = recorder.steps[0].groups
+    rewards = [t.reward for group in sampled for t in group.trajectories]
+    assert len(sampled) == 4 + metrics["group/resampled"] > 4
+    assert metrics["reward/mean"] == pytest.approx(np.mean([r for r in rewards if r is not None]))
+    assert metrics["group/missing"] == 0 and metrics["group/dropped"] == metrics["group/zero_std_fraction"] * len(sampled) > 0
+    (batch,) = updates_of(learner).batches
+    assert len(set(np.asarray(batch.prompts_index)[np.asarray(batch.mask)].tolist())) == 4
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def cispo(scores: Scores, batch: TokenBatch, /, *, epsilon: float = 1.0, epsilon
 
     -sg(clip(r, 1 - epsilon, 1 + epsilon_high)) A logps. Its value is no estimate of the objective; its gradient is.
     Source: CISPO in MiniMax-M1, arXiv:2506.13585, which sets no lower bound (epsilon 1) and tunes the upper.
-    Differs from the paper: the upper bound of 5 is ScaleRL's (arXiv:2510.13786), as the paper states none.
+    Differs from the paper: it states no value for the upper bound; 5 is ours.
     """
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(scores, batch)))
     low, high = 1 - epsilon, 1 + epsilon_high

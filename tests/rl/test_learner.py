@@ -181,7 +181,8 @@ def test_the_trainer_agrees_with_the_sampler_on_every_token(model: Model, temper
     learner = make_learner(model, sampling={"temperature": temperature, "top_p": top_p})
     result = learner.train()
     assert max(updates_of(learner).worst_mismatch) < 1e-4
-    assert all(0 <= m["mismatch/mean"] < 1e-4 and abs(m["mismatch/kl"]) < 1e-6 for m in result.history)
+    assert all(0 <= m["mismatch/mean"] < 1e-4 and abs(m["mismatch/kl"]) < 1e-4 and abs(m["mismatch/k3"]) < 1e-6 for m in result.history)
+    assert all(m["mismatch/max"] < 1e-3 and m["mismatch/ess"] > 1 - 1e-4 for m in result.history)
     assert differs(host(learner.cluster.state.trainable), host(model.params))
 
 

@@ -95,9 +95,10 @@ class Tokenizer:
         return self._markup.decode([int(index) for index in ids], skip_special_tokens=skip_special)
 
     def differences(self, other: Tokenizer) -> list[str]:
-        """Tokens that have another id in `other`, or none: where there are any, ids of one can't be read by a model of the other."""
+        """Tokens that have another id in `other`, or none, by their id here: a model of `other` would misread them."""
         theirs = other._markup.get_vocab(with_added_tokens=True)
-        return [token for token, index in self._markup.get_vocab(with_added_tokens=True).items() if theirs.get(token) != index]
+        mine = sorted(self._markup.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        return [token for token, index in mine if theirs.get(token) != index]
 
     def token_id(self, token: str) -> int | None:
         """The id of one token given as the vocabulary writes it, None if it isn't there."""

@@ -35,5 +35,5 @@ class _Count:
 @functools.cache
 def _counting() -> _Count:
     count = _Count()
-    jax.monitoring.register_event_duration_secsecs_listener(count)
+    jax.monitoring.register_event_duration_secs_listener(count)
     return count

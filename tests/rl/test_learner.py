@@ -324,7 +324,7 @@ def test_a_checkpoint_says_where_weights_and_data_stand(model: Model, tmp_path: 
 
     learner.train(on_step=save)
     assert latest(tmp_path) == 2
-    state, extra = restore(tmp_path, 2, learner.cluster.state)
-    assert_same(host(state), host(learner.cluster.state))
+    state, extra = restore(tmp_path, 2, learner.cluster.states)
+    assert_same(host(state), host(learner.cluster.states))
     assert (extra["step"], extra["version"], extra["seed"]) == (2, 2, 3)
     assert extra["data"]["sources"]["train"]["index"] == 8

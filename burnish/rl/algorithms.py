@@ -177,20 +177,25 @@ def _by_group(config: AnyAlgorithmConfig) -> bool:
 def _policy_loss(config: AnyAlgorithmConfig) -> Loss:
     match config:
         case options.GSPOConfig():
-            return functools.partial(losses.gspo, level=config.level, epsilon=config.epsilon, epsilon_high=config.epsilon_high)
+            return functools.partial(losses.gspo, level=config.level, **_clips(config))
         case options.CISPOConfig():
             return functools.partial(losses.cispo, epsilon=config.epsilon, epsilon_high=config.epsilon_high)
         case options.SAPOConfig():
             temperatures = {"temperature_positive": config.temperature_positive, "temperature_negative": config.temperature_negative}
             return functools.partial(losses.sapo, **temperatures)
         case options.DPPOConfig():
-            return functools.partial(losses.dppo, divergence=config.divergence, threshold=config.threshold)
+            usual = {"tv": 0.15, "kl": 0.05}[config.divergence]
+            threshold = usual if config.threshold is None else config.threshold
+            return functools.partial(losses.dppo, divergence=config.divergence, threshold=threshold)
         case options.GMPOConfig():
             return functools.partial(losses.gmpo, log_clip=config.log_clip)
         case options.ClippedConfig():
-            clips = {"epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "dual_clip": config.dual_clip}
-            return functools.partial(losses.clipped, **clips)
+            return functools.partial(losses.clipped, **_clips(config))
     raise UserError(f"algorithm {config.name} has no policy loss: set algorithm.loss, or pass one")
+
+
+def _clips(config: options.ClippedConfig) -> dict[str, float | None]:
+    return {"epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "dual_clip": config.dual_clip}
 
 
 def _scores_needed(config: AnyAlgorithmConfig) -> frozenset[Score]:

@@ -245,6 +245,8 @@ class RLLearner:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
+        if self.cluster.reward_model is not None:
+            self._metrics.merge(self.cluster.reward_model.take_metrics())
         metrics = self._metrics.take()
         metrics["perf/compiles"], self._programs = float(programs_compiled() - self._programs), programs_compiled()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)

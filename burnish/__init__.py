@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
     from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
-    from burnish.config.algorithms import GRPOConfig
+    from burnish.config.algorithms import GRPOConfig, PPOConfig
     from burnish.config.loader import load_config
     from burnish.config.schema import ClusterConfig, Config, LoraConfig, RolloutConfig, TrainingConfig
     from burnish.rl.cluster import RLCluster, Role
-    from burnish.rl.learner import GRPOLearner, RLLearner
+    from burnish.rl.learner import RLLearner
+    from burnish.rl.learners import GRPOLearner, PPOLearner
 
 _HOMES = {
     "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
     "burnish.agentic.environments": ("BaseTaskEnv", "EnvStepResult", "TaskEnvironment"),
-    "burnish.config.algorithms": ("GRPOConfig",),
+    "burnish.config.algorithms": ("GRPOConfig", "PPOConfig"),
     "burnish.config.loader": ("load_config",),
     "burnish.config.schema": ("ClusterConfig", "Config", "LoraConfig", "RolloutConfig", "TrainingConfig"),
     "burnish.rl.cluster": ("RLCluster", "Role"),
-    "burnish.rl.learner": ("GRPOLearner", "RLLearner"),
+    "burnish.rl.learner": ("RLLearner",),
+    "burnish.rl.learners": ("GRPOLearner", "PPOLearner"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -39,6 +41,8 @@ __all__ = [
     "GRPOLearner",
     "LoraConfig",
     "ModelAgent",
+    "PPOConfig",
+    "PPOLearner",
     "RLCluster",
     "RLLearner",
     "Role",

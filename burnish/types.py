@@ -144,7 +144,8 @@ class Trajectory:
     ids: int32[T], prompt, sampled and environment tokens in order. sampled: bool[T], True where the policy sampled the id (only those
     can carry loss). sampler_logps: float32[T] and versions: int32[T] are 0 and -1 where not sampled. kept_ids: int32[T, K] | None.
     prompt_length: how many leading ids are the prompt that all samples of the group share.
-    rewards: per reward function, None where there is none; `reward`: their weighted sum or None (missing, never 0 instead).
+    rewards: per reward function, None where there is none. reward_weights: per reward function (1 where none is named). reward: their
+    weighted sum or None (missing, never 0 instead).
     group, sample: the identity of the group (step, draw index) and the index within it.
     """
 
@@ -159,6 +160,7 @@ class Trajectory:
     status: Status = Status.OK
     kept_ids: np.ndarray | None = None
     rewards: dict[str, float | None] = field(default_factory=dict)
+    reward_weights: dict[str, float] = field(default_factory=dict)
     reward: float | None = None
     messages: list[Message] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)

@@ -18,14 +18,27 @@ LAYERS = [
     # without jax
     ["burnish", "burnish.types", "burnish.faults", "burnish.observe.trace", "burnish.observe.metrics", "burnish.rollout.engine"],
     ["burnish.config", "burnish.data", "burnish.text", "burnish.rewards", "burnish.rl.advantages", "burnish.rl.batch_plan"]
+    + ["burnish.rl.credit"]
     + ["burnish.rl.handoff", "burnish.rl.layout", "burnish.rl.reports", "burnish.rollout.draft", "burnish.rollout.scripted"]
     + ["burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"],
     ["burnish.agentic", "burnish.rl.evaluation"],
     # with jax
-    ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"],
+    ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"]
+    + ["burnish.rl.kl", "burnish.rl.off_policy"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
-    ["burnish.rl.cluster", "burnish.rl.learner", "burnish.rl.producer", "burnish.rl.prompts", "burnish.observe.report", "burnish.testing"],
+    [
+        "burnish.rl.cluster",
+        "burnish.rl.critic",
+        "burnish.rl.learner",
+        "burnish.rl.learners",
+        "burnish.rl.producer",
+        "burnish.rl.prompts",
+        "burnish.rl.reward_model",
+        "burnish.rl.scoring",
+        "burnish.observe.report",
+        "burnish.testing",
+    ],
     ["burnish.cli", "burnish.__main__"],
 ]
 """From the bottom up. A module belongs to the longest name that it starts with; it may import its own layer and those below."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from burnish import rewards
 from burnish.agentic import agents, environments
+from burnish.config.algorithms import PPOConfig
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.loader import Resolved
 from burnish.config.resolve import check_options, resolve
@@ -30,12 +31,17 @@ from burnish.observe.sinks import Sink
 from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
-from burnish.rl.cluster import RLCluster, build_mesh
+from burnish.rl.cluster import RLCluster, build_mesh, longest_sequence
+from burnish.rl.critic import check_critic
 from burnish.rl.learner import RLLearner
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
+from burnish.rl.reward_model import check_reward_model
 from burnish.text.codec import Codec
 
 Report = Callable[[str], None]
+
+REWARD_MODEL = "reward_model"
+"""The name of the reward model's scores among the rewards."""
 
 
 def build_learner(
@@ -74,17 +80,23 @@ def build_learner(
         say(f"{_count(stream)} prompts to train on, {len(held_out or ())} held out")
     with _step("rewards", report) as say:
         specs = [_reward(reward, base) for reward in config.rewards]
-        if not specs and env_class is environments.TaskEnvironment:
+        if config.reward_model is not None:
+            check_reward_model(config.reward_model)
+        elif not specs and env_class is environments.TaskEnvironment:
             raise UserError("`rewards` is empty: name at least one reward function, e.g. `rewards: [{fn: numeric}]`")
         for prompt in [*(source.prompts[0] for source in sources if isinstance(source.prompts, Sequence)), *(held_out or ())[:1]]:
             RewardManager(specs).check(prompt)
-        say(", ".join(spec.name for spec in specs) or "given by the environment")
+        models = [] if config.reward_model is None else [REWARD_MODEL]
+        say(", ".join([*(spec.name for spec in specs), *models]) or "given by the environment")
     with _step("algorithm", report) as say:
-        algorithm = algorithms.from_config(config.algorithm)
+        algorithm = algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base)
         BatchPlan.from_config(config.training, algorithm, config.rollout)
         mesh = build_mesh(config.cluster.actor)
         if mesh is not None:
             check_mesh(architecture, mesh)
+        critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
+        if critic is not None:
+            check_critic(critic, codec, context=longest_sequence(config.rollout, architecture), mesh=mesh)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
     outputs = sinks()
     with _step("model", report) as say:
@@ -98,8 +110,13 @@ def build_learner(
             cluster=config.cluster,
             rollout=config.rollout,
             training=config.training,
+            critic=critic,
+            reward_model=config.reward_model,
             seed=config.run.seed,
         )
+        if config.reward_model is not None:
+            # Without a time limit: a group's wait for its turn on the devices would count.
+            specs.append(RewardSpec(REWARD_MODEL, cluster.score_rewards, config.reward_model.weight, timeout_s=None))
         trained = "every weight" if config.model.lora is None else f"an adapter of rank {config.model.lora.rank}"
         say(f"products in {cluster.precision}, {trained} is trained, {config.rollout.slots} slots of {cluster.context} tokens")
     try:

@@ -210,8 +210,8 @@ class DPPOConfig(AlgorithmConfig):
     """The algorithm."""
     divergence: Literal["tv", "kl"] = "tv"
     """Distance between anchor and policy, of the sampled token against all others: total variation, or KL in nats."""
-    threshold: Annotated[float, Field(gt=0)] = 0.15
-    """Tokens that moved farther in the direction of their advantage carry no gradient."""
+    threshold: Annotated[float, Field(gt=0)] | None = None
+    """Tokens that moved farther in the direction of their advantage carry no gradient; null means 0.15 for tv, 0.05 nats for kl."""
 
 
 class GMPOConfig(AlgorithmConfig):

@@ -90,6 +90,20 @@ class RewardConfig(Section):
     """Longest time for one group, in seconds; after it the group has no reward (status `grader_error`). Null waits for ever."""
 
 
+class RewardModelSection(Section):
+    """A model that scores whole conversations, in one weighted sum with the reward functions."""
+
+    path: str
+    """A Hugging Face folder of a sequence classifier with one label, its tokenizer and its chat template; or a hub id."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    micro_batch_size: Positive = 8
+    """Conversations in one compiled pass; those of one group, so the size of a group or a divisor of it fills it best."""
+    max_tokens: Positive | None = None
+    """Longest conversation in the model's own tokens; a longer one gets no score, and is counted. Null means all that it has positions
+    for."""
+
+
 class EnvironmentSection(Section):
     """The world an episode plays in."""
 
@@ -165,7 +179,7 @@ class MeshSpec(Section):
 
 
 class ClusterConfig(Section):
-    """Which role lives where. The engine and the reference use the actor's devices."""
+    """Which role lives where. The engine, the reference, the critic and the reward model use the actor's devices."""
 
     actor: MeshSpec = MeshSpec()
     """Devices of the trained policy."""
@@ -248,6 +262,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     rewards: Many[RewardConfig] = ()
+    reward_model: RewardModelSection | None = None
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
     algorithm: AnyAlgorithmConfig = GRPOConfig()

@@ -29,7 +29,13 @@ class Family:
     head_dim: int | None = None
     num_kv_heads: int | None = None
 
+    @property
+    def classifier(self) -> str:
+        """The same decoder with a score in place of the vocabulary's head."""
+        return self.architecture.replace("ForCausalLM", _CLASSIFIER)
 
+
+_CLASSIFIER = "ForSequenceClassification"
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, num_kv_heads=32),
@@ -76,9 +82,17 @@ class UnsupportedModel(UserError):
     """A model folder asks for something that burnish doesn't compute. The message lists everything found."""
 
 
-def read_config(raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
-    """The architecture that a parsed `config.json` describes; `UnsupportedModel` names all that can't be honoured."""
-    name = _family_name(raw, where)
+def is_classifier(raw: Mapping[str, Any]) -> bool:
+    """Whether a parsed `config.json` describes a sequence classifier: a reward model, or a critic."""
+    return str((raw.get("architectures") or [""])[0]).endswith(_CLASSIFIER)
+
+
+def read_config(raw: Mapping[str, Any], *, where: str = "config.json", classifier: bool = False) -> ModelConfig:
+    """The architecture that a parsed `config.json` describes; `UnsupportedModel` names all that can't be honoured.
+
+    classifier: of a sequence classifier, not of a language model; either is refused in the other's place.
+    """
+    name = _family_name(raw, where, classifier)
     family = FAMILIES[name]
     problems = [f"the key {key!r} is missing" for key in _REQUIRED if raw.get(key) is None] + _refusals(raw)
     rope, rope_problems = _read_rope(raw)
@@ -114,14 +128,17 @@ def stored_dtype(raw: Mapping[str, Any]) -> str:
     return name
 
 
-def write_config(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
-    """The `config.json` of a model: the newer keys, and beside them the older ones, so that transformers 4 and 5 read the same model."""
+def write_config(config: ModelConfig, *, dtype: str, classifier: bool = False) -> dict[str, Any]:
+    """The `config.json` of a model: the newer keys, and beside them the older ones, so that transformers 4 and 5 read the same model.
+
+    classifier: of a sequence classifier with one label.
+    """
     family = FAMILIES[config.family]
     fields = asdict(config.rope)
     rope = {hf: fields[ours] for hf, ours in _ROPE_KEYS[config.rope.kind].items() if fields[ours] is not None}
     kind = next(hf for hf, ours in _ROPE_KINDS.items() if ours == config.rope.kind)
     raw = {
-        "architectures": [family.architecture],
+        "architectures": [family.classifier if classifier else family.architecture],
         "model_type": config.family,
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
@@ -145,21 +162,27 @@ def write_config(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
         raw["attention_bias"] = config.qkv_bias
     if config.family == "llama":
         raw["mlp_bias"] = config.mlp_bias
-    if read_config(raw) != config:
+    if classifier:
+        raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # how transformers says num_labels 1
+    if read_config(raw, classifier=classifier) != config:
         raise UnsupportedModel(f"a config.json of the {config.family} family can't describe {config}")
     return raw
 
 
-def _family_name(raw: Mapping[str, Any], where: str) -> str:
-    known = ", ".join(family.architecture for family in FAMILIES.values())
+def _family_name(raw: Mapping[str, Any], where: str, classifier: bool) -> str:
+    names = {name: family.classifier if classifier else family.architecture for name, family in FAMILIES.items()}
+    known = ", ".join(names.values())
     architectures = raw.get("architectures") or []
     if not architectures:
         if raw.get("model_type") in FAMILIES:
             return raw["model_type"]
         raise UnsupportedModel(f"{where} names no architecture and its model_type is {raw.get('model_type')!r}; supported: {known}")
-    for name, family in FAMILIES.items():
-        if architectures[0] == family.architecture:
+    for name, architecture in names.items():
+        if architectures[0] == architecture:
             return name
+    if is_classifier(raw) != classifier:
+        wrong = "a language model, which gives no score" if classifier else "a sequence classifier, which has no vocabulary to sample from"
+        raise UnsupportedModel(f"{where}: {architectures[0]!r} is {wrong}; what can be used here: {known}")
     raise UnsupportedModel(f"{where}: the architecture {architectures[0]!r} isn't supported; supported: {known}")
 
 
@@ -242,6 +265,15 @@ def tensor_name(path: tuple[str, ...], layer: int) -> str:
     else:
         suffix = MODULES[leaf] + ".weight"
     return f"model.layers.{layer}.{suffix}"
+
+
+SCORE = "score.weight"
+"""The head of a sequence classifier, [labels, D]; the decoder's tensors have the names that they have in a language model."""
+
+
+def classifier_tensor_name(path: tuple[str, ...], layer: int) -> str:
+    """The tensor of a leaf of `scalar_head.spec`: `("score",)`, or the decoder's `("decoder", "layers", "q")`."""
+    return SCORE if path == ("score",) else tensor_name(path[1:], layer)
 
 
 def is_derived(tensor: str) -> bool:

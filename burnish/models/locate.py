@@ -85,4 +85,4 @@ def _with_config(folder: Path) -> Path:
 
 
 def _what_else() -> str:
-    return f"`model.path` takes a Hugging Face folder, a hub id (ORG/NAME) or a name for `burnish fetch`: {', '.join(FETCHABLE)}."
+    return f"A model's path is a Hugging Face folder, a hub id (ORG/NAME) or a name for `burnish fetch`: {', '.join(FETCHABLE)}."

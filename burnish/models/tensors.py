@@ -90,7 +90,7 @@ class TensorFiles:
         problems += [f"missing tensor {name} {list(shape)}" for name, shape in expected.items() if name not in self._handles]
         for name in expected.keys() & self._handles.keys():
             view = self._handles[name].get_slice(name)
-            if tuple(view.get_shape()) != expected[name]:
+            if self.shape(name) != expected[name]:
                 problems.append(f"tensor {name} has shape {view.get_shape()}, the config asks for {list(expected[name])}")
             if view.get_dtype() not in _DTYPES:
                 problems.append(f"tensor {name} has dtype {view.get_dtype()}; supported: {', '.join(_DTYPES)}")
@@ -100,6 +100,9 @@ class TensorFiles:
     @property
     def names(self) -> Set[str]:
         return self._handles.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handles[name].get_slice(name).get_shape())
 
     def tensor(self, name: str) -> np.ndarray:
         return self._handles[name].get_tensor(name)

@@ -1,4 +1,4 @@
-"""Model folders of Hugging Face and adapter folders of PEFT: reading and writing.
+"""Model folders of Hugging Face (language models, sequence classifiers) and adapter folders of PEFT: reading and writing.
 
 Owns what such a folder holds and the order in which it is written; the meaning of `config.json` and the names of tensors are `families.py`,
 the tensors themselves `tensors.py`. Called by the cluster, by commands, and by the trainer when a run ends.
@@ -18,8 +18,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from burnish.config.errors import MissingFile, UserError
-from burnish.models import families, lora, tensors
+from burnish.models import families, lora, scalar_head, tensors
 from burnish.models.config import ModelConfig
+from burnish.models.families import UnsupportedModel
 from burnish.models.sharding import check_mesh
 from burnish.models.transformer import Adapter, Params, spec
 
@@ -76,17 +77,42 @@ def save(
     like: a model folder whose tokenizer, chat template and generation settings are copied. dtype: of the stored weights, None keeps theirs.
     `config.json` is written last: a folder without it isn't a model.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / "config.json", folder / tensors.INDEX_FILE, *folder.glob("model*.safetensors")):
-        old.unlink(missing_ok=True)
     stored = jnp.dtype(dtype if dtype is not None else params["embed"].dtype)
     tree = tensors.leaves(spec(config), families.tensor_name)
-    tensors.write(folder, "model", tree, params, dtype=stored, shard_bytes=shard_bytes)
-    raw = families.write_config(config, dtype=stored.name)
-    if like is not None:
-        raw |= _copy_text_files(Path(like), folder)
-    _write_json(folder / "config.json", raw)
+    _write_model(Path(folder), tree, params, families.write_config(config, dtype=stored.name), like=like, shard_bytes=shard_bytes)
+
+
+def load_scalar(
+    folder: str | Path, *, dtype: Any | None = jnp.float32, mesh: Mesh | None = None, zero_head: bool = False
+) -> tuple[ModelConfig, Params]:
+    """Architecture and parameters (`scalar_head.spec`) of a sequence classifier with one label.
+
+    zero_head: a language model's folder is taken too; its own head stays unread and the score starts at zero. Raises as `load` does, and
+    `UnsupportedModel` for another number of labels and, without `zero_head`, for a language model.
+    """
+    folder = Path(folder)
+    with ExitStack() as stack:
+        config, tree, files = _open_scalar(folder, stack, zero_head=zero_head)
+        if mesh is not None:
+            check_mesh(config, mesh)
+        target = families.stored_dtype(_read_json(folder / "config.json")) if dtype is None else dtype
+        params = tensors.place(tree, files, target, mesh)
+    return config, params if "score" in params else scalar_head.with_zero_score(config, params["decoder"], mesh=mesh)
+
+
+def load_scalar_config(folder: str | Path, *, zero_head: bool = False) -> ModelConfig:
+    """The architecture, with every mistake that `load_scalar` would find in the folder's names and shapes; reads no numbers."""
+    with ExitStack() as stack:
+        return _open_scalar(Path(folder), stack, zero_head=zero_head)[0]
+
+
+def save_scalar(
+    folder: str | Path, config: ModelConfig, params: Params, *, like: str | Path | None = None, dtype: Any | None = None
+) -> None:
+    """Write a decoder with a scalar head as a sequence classifier that transformers, and `load_scalar`, can read; options as for `save`."""
+    stored = jnp.dtype(dtype if dtype is not None else params["score"].dtype)
+    tree = tensors.leaves(scalar_head.spec(config), families.classifier_tensor_name)
+    _write_model(Path(folder), tree, params, families.write_config(config, dtype=stored.name, classifier=True), like=like)
 
 
 def load_adapter(folder: str | Path, config: ModelConfig, *, dtype: Any = jnp.float32, mesh: Mesh | None = None) -> Adapter:
@@ -112,6 +138,37 @@ def save_adapter(folder: str | Path, config: ModelConfig, adapter: Adapter, *, b
     (folder / "adapter_config.json").unlink(missing_ok=True)
     tensors.write(folder, "adapter_model", tree, adapter.pairs, dtype=None, shard_bytes=1 << 62)
     _write_json(folder / "adapter_config.json", lora.write_adapter_config(rank, adapter.scale, tuple(adapter.pairs), base=base))
+
+
+def _open_scalar(folder: Path, stack: ExitStack, *, zero_head: bool) -> tuple[ModelConfig, Any, tensors.TensorFiles]:
+    """The architecture, the leaves that the folder fills (without the score, where it has none to give) and its files, checked."""
+    path = folder / "config.json"
+    raw = _read_json(path)
+    scored = families.is_classifier(raw) or not zero_head
+    config = families.read_config(raw, where=str(path), classifier=scored)
+    files = tensors.TensorFiles(_weight_files(folder), stack)
+    if scored and families.SCORE in files.names and len(shape := files.shape(families.SCORE)) == 2 and shape[0] != 1:
+        raise UnsupportedModel(
+            f"{folder} tells {shape[0]} labels apart ({families.SCORE} {list(shape)}); a critic or a reward model gives one number: "
+            "train it with num_labels=1"
+        )
+    specs = scalar_head.spec(config) if scored else {"decoder": scalar_head.spec(config)["decoder"]}
+    tree = tensors.leaves(specs, families.classifier_tensor_name)
+    unread = set() if scored else {families.tensor_name(("head",), 0)}
+    files.check(tree, folder, ignored=lambda name: families.is_derived(name) or name in unread)
+    return config, tree, files
+
+
+def _write_model(
+    folder: Path, tree: Any, params: Params, raw: dict[str, Any], *, like: str | Path | None, shard_bytes: int = 2 << 30
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / "config.json", folder / tensors.INDEX_FILE, *folder.glob("model*.safetensors")):
+        old.unlink(missing_ok=True)
+    tensors.write(folder, "model", tree, params, dtype=raw["dtype"], shard_bytes=shard_bytes)
+    if like is not None:
+        raw |= _copy_text_files(Path(like), folder)
+    _write_json(folder / "config.json", raw)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -92,19 +92,19 @@ class RewardManager:
             self._arguments(spec, prompt, [])
 
     async def score(self, group: Group) -> None:
-        """Fill `rewards`, `reward` and, where grading failed, `status` and `error`. Only episodes that ended well are graded."""
+        """Fill `rewards`, their weights, `reward` and, where grading failed, `status` and `error`, of episodes that ended well."""
         graded = [t for t in group.trajectories if t.status in (Status.OK, Status.TRUNCATED)]
         if not graded:
             return
         outcomes = await asyncio.gather(*(self._call(spec, group, graded) for spec in self.specs))
         for index, trajectory in enumerate(graded):
             values = {spec.name: None if isinstance(got, _Failure) else got[index] for spec, got in zip(self.specs, outcomes, strict=True)}
-            weights = {spec.name: spec.weight for spec in self.specs}
+            weights = {spec.name: float(spec.weight) for spec in self.specs}
             steps = [step.reward for step in trajectory.steps if step.reward is not None]
             if steps:
                 values[ENVIRONMENT], weights[ENVIRONMENT] = math.fsum(steps), 1.0
             applying = [weights[name] * value for name, value in values.items() if value is not None]
-            trajectory.rewards = values
+            trajectory.rewards, trajectory.reward_weights = values, weights
             trajectory.reward = math.fsum(applying) if applying else None
             failures = [got.reason for got in outcomes if isinstance(got, _Failure)]
             if failures:

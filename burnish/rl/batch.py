@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int32
 
 from burnish.pytree import pytree, static
-from burnish.rl.advantages import TrajectoryKey
+from burnish.rl.credit import TrajectoryKey
 from burnish.rl.layout import BatchShape, Layout, Row, bucket, cut, lay_out
 from burnish.types import Group, Trajectory
 
@@ -157,6 +157,42 @@ def split_rows(batch: TokenBatch, parts: int) -> list[TokenBatch]:
         raise ValueError(f"{rows} rows can't be cut into {parts} equal micro-batches; build the batch with a multiple of {parts} rows")
     step = rows // parts
     return [jax.tree.map(lambda x, i=i: x[i * step : (i + 1) * step], batch) for i in range(parts)]
+
+
+def by_sequence(array: Array, batch: TokenBatch) -> dict[int, np.ndarray]:
+    """The entries of a [R, M] array that belong to each episode of the batch, in order: sequence number -> [num_sampled].
+
+    Numbers index the episodes of the groups that the batch was built from (`credit.episode_keys`); only those that lie in it are there.
+    """
+    values = np.asarray(array)
+    if values.shape != batch.mask.shape:
+        raise ValueError(f"the array has shape {values.shape}, the batch's scored ids {batch.mask.shape}: give one number for each")
+    return {number: values[where] for number, where in _entries(batch).items()}
+
+
+def from_sequences(values: Mapping[int, float | np.ndarray], batch: TokenBatch, *, fill: float = 0.0) -> np.ndarray:
+    """float32[R, M] of one number, or one for each scored id, for every episode of the batch; `fill` at padding. Undoes `by_sequence`."""
+    entries = _entries(batch)
+    if values.keys() != entries.keys():
+        odd = sorted(values.keys() ^ entries.keys())
+        raise ValueError(f"the batch holds {len(entries)} sequences and {len(values)} were given; only on one side: {odd[:8]}")
+    out = np.full(batch.mask.shape, fill, np.float32)
+    for number, where in entries.items():
+        given = np.asarray(values[number], np.float32)
+        if given.shape not in ((), (1,), where[0].shape):
+            raise ValueError(f"sequence {number} has {len(where[0])} scored ids and was given an array of shape {given.shape}")
+        out[where] = given
+    return out
+
+
+def _entries(batch: TokenBatch) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Where the scored ids of each episode lie: (rows, columns) in [R, M], in order."""
+    rows, columns = np.nonzero(np.asarray(batch.mask))
+    numbers = np.asarray(batch.sequences)[rows, columns]
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    parts = np.split(order, starts[1:]) if len(order) else []
+    return {int(number): (rows[part], columns[part]) for number, part in zip(found, parts, strict=True)}
 
 
 def fit_shape(

@@ -1,15 +1,18 @@
 """Where models live and what can be asked of them: the one object that a learner talks to.
 
-Owns placement of the roles (actor, rollout, reference) and the operations on them: sampling, log-probs, updates, weight sync, saving.
+Owns placement of the roles (actor, rollout, reference, critic, reward) and the operations on them: sampling, log-probs, values, updates,
+weight sync, saving.
 Knows no prompts, rewards or queues (`rl.learner`) and no losses (`rl.losses`, which the algorithm brings).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +23,11 @@ from jax.sharding import AxisType, Mesh
 from jaxtyping import Array, Float
 
 from burnish import checkpoint
+from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RolloutConfig, TrainingConfig
+from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RewardModelSection, RolloutConfig, TrainingConfig
 from burnish.models import weights
+from burnish.models.config import ModelConfig
 from burnish.models.lora import init_adapter
 from burnish.models.model import Model, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh
@@ -31,13 +36,16 @@ from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import TokenBatch
+from burnish.rl.critic import Critic, in_turn
+from burnish.rl.reward_model import RewardModel
 from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
 from burnish.train.state import TrainState, init_state, leaf_names, read_metrics, stop_if_nonfinite
 from burnish.train.step import MicroBatch, Steps, make_steps
-from burnish.types import Completion, Request
+from burnish.train.value import ValueMicroBatch
+from burnish.types import Completion, Message, Request
 
 
 class Role(enum.StrEnum):
@@ -46,14 +54,17 @@ class Role(enum.StrEnum):
     ACTOR = "actor"
     ROLLOUT = "rollout"
     REFERENCE = "reference"
+    CRITIC = "critic"
+    REWARD = "reward"
 
 
 class RLCluster:
-    """Holds the actor, the sampling engine and, where an algorithm needs it, the reference.
+    """Holds the actor, the sampling engine and, where they are needed, the reference, the critic and a reward model.
 
     model: a `Model`, or a path as `Model.load` takes it. lora: train an adapter beside the frozen base; then the base is the reference,
     at no memory. Without it every weight is trained and the first weights are kept as the reference if the algorithm asks for one.
-    The engine has its own copy of the weights, in its own layout; `sync_weights` is the only way in.
+    The engine has its own copy of the weights, in its own layout; `sync_weights` is the only way in. critic: the model of values, for
+    algorithms with a value loss; every weight of it is trained, in float32. reward_model: what `score_rewards` asks.
     """
 
     def __init__(
@@ -65,13 +76,15 @@ class RLCluster:
         cluster: ClusterConfig = ClusterConfig(),
         rollout: RolloutConfig = RolloutConfig(),
         training: TrainingConfig = TrainingConfig(),
+        critic: CriticConfig | None = None,
+        reward_model: RewardModelSection | None = None,
         seed: int = 0,
     ) -> None:
         self.mesh = build_mesh(cluster.actor)
         self.model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
         self.precision: Precision = resolve_precision(precision)
         self.rollout_config, self.training_config = rollout, training
-        self.context = min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, self.model.config.max_positions)
+        self.context = longest_sequence(rollout, self.model.config)
         if self.mesh is not None:
             check_mesh(self.model.config, self.mesh)
         adapter = None if lora is None else init_adapter(self.model.config, lora, jax.random.key(seed))
@@ -82,6 +95,11 @@ class RLCluster:
         self._steps: Steps | None = None
         self._anchor: Any = None
         self._version = 0
+        # Two threads: what they start on several devices must reach all of these in one order, else collectives may wait for ever.
+        self._dispatch = contextlib.nullcontext() if self.mesh is None else threading.Lock()
+        here = {"precision": self.precision, "mesh": self.mesh, "dispatch": self._dispatch}
+        self._critic = None if critic is None else Critic(critic, self.model, context=self.context, **here)
+        self.reward_model = None if reward_model is None else RewardModel(reward_model, rows_multiple=self.rows_multiple, **here)
         self.engine: Engine = self._start_engine(adapter)
 
     def _start_engine(self, adapter: Adapter | None) -> NativeEngine:
@@ -101,12 +119,15 @@ class RLCluster:
 
     # -------------------------------------------------------------------------------------------------------------- the actor
 
-    def prepare(self, algorithm: Algorithm, *, total_updates: int) -> None:
-        """Take the algorithm that updates will follow: its optimizer state, its compiled programs, the policies it compares with."""
+    def prepare(self, algorithm: Algorithm, *, total_updates: int, critic_updates: int | None = None) -> None:
+        """Take the algorithm that updates will follow: its optimizer state, its compiled programs, the policies it compares with.
+
+        total_updates: the actor's in the whole run, for its schedule. critic_updates: the critic's; None is as many.
+        """
         training = self.training_config
         optimizer = make_optimizer(training.optimizer, total_updates=total_updates)
         remat = self._scale is None if training.remat == "auto" else training.remat
-        self._steps = make_steps(
+        steps = make_steps(
             self.model.config,
             algorithm,
             optimizer,
@@ -115,11 +136,20 @@ class RLCluster:
             remat=remat,
             head_chunk=training.head_chunk,
         )
+        self._steps = steps.mapped(self._in_turn)
         options = HeadOptions(chunk=training.head_chunk, precision=self.precision)
-        self._score = make_score(self.model.config, lora_scale=self._scale or 1.0, options=options)
+        self._score = self._in_turn(make_score(self.model.config, lora_scale=self._scale or 1.0, options=options))
         if self._first is None:
             raise RuntimeError("this cluster has trained already and kept no first weights: build another one")
         self._state = init_state(self._first, optimizer)
+        if algorithm.value_loss is not None:
+            self._the_critic().prepare(
+                self.model.params,
+                algorithm.value_loss,
+                algorithm.aggregate,
+                training=training,
+                total_updates=critic_updates or total_updates,
+            )
         self._needs_anchor = "old" in algorithm.scores_needed
         self._needs_reference = "reference" in algorithm.scores_needed
         if self._scale is None and not self._needs_reference:
@@ -176,6 +206,35 @@ class RLCluster:
         stop_if_nonfinite(self._state, report, limit=self.training_config.max_nonfinite_updates, step=step)
         return metrics
 
+    # ------------------------------------------------------------------------------------------------ the critic, the reward model
+
+    @property
+    def critic_state(self) -> TrainState:
+        return self._the_critic().state
+
+    def get_values(self, batch: TokenBatch) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
+        """The critic's values before and after each scored id, 0 at padding, under its weights now."""
+        return self._the_critic().values(batch)
+
+    def update_critic(self, micro_batches: Iterable[ValueMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
+        """One update of the critic, as `update_actor` makes one of the actor. Its metrics are `critic/…`."""
+        return self._the_critic().update(micro_batches, count=count, step=step)
+
+    @property
+    def has_critic(self) -> bool:
+        return self._critic is not None
+
+    def _the_critic(self) -> Critic:
+        if self._critic is None:
+            raise RuntimeError("this cluster has no critic: RLCluster(..., critic=CriticConfig())")
+        return self._critic
+
+    def score_rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float | None]:
+        """The reward model's score of each conversation, None for one that is too long. A reward function; any thread may call it."""
+        if self.reward_model is None:
+            raise RuntimeError("this cluster has no reward model: RLCluster(..., reward_model=RewardModelSection(path=...))")
+        return self.reward_model.score(conversations)
+
     # ------------------------------------------------------------------------------------------------------------ the engine
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -205,6 +264,9 @@ class RLCluster:
         self._take_anchor()
         return version
 
+    def _in_turn(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        return in_turn(program, self._dispatch)
+
     def _take_anchor(self) -> None:
         if self._needs_anchor:
             self._anchor = jax.tree.map(lambda x: jnp.array(x, copy=True), self.state.trainable)
@@ -212,12 +274,21 @@ class RLCluster:
     # --------------------------------------------------------------------------------------------------------- files, and the end
 
     def save(self, folder: Path, *, step: int, extra: dict[str, Any]) -> Path:
-        """Commit the trainable weights, the optimizer's state and `extra` as checkpoint `step`."""
+        """Commit `states` (the trained weights, their optimizers' states) and `extra` as checkpoint `step`."""
         with span("save", step=step):
-            return checkpoint.save(folder, step, self.state, extra)
+            return checkpoint.save(folder, step, self.states, extra)
+
+    @property
+    def states(self) -> dict[str, TrainState]:
+        """What training has changed, by role: all that a checkpoint holds in arrays."""
+        critic = {str(Role.CRITIC): self._critic.state} if self._critic is not None and self._critic.is_trained else {}
+        return {str(Role.ACTOR): self.state, **critic}
 
     def export(self, folder: Path) -> Path:
-        """Write what was trained for other programs: `adapter/` in PEFT's format, or `model/` as a Hugging Face folder."""
+        """Write what was trained for other programs: `adapter/` in PEFT's format, or `model/` as a Hugging Face folder; returns which.
+
+        A critic is written beside it, to `critic/`, as a sequence classifier.
+        """
         if self._scale is not None:
             target = folder / "adapter"
             adapter = Adapter(self.state.trainable, self._scale)
@@ -225,11 +296,18 @@ class RLCluster:
         else:
             target = folder / "model"
             weights.save(target, self.model.config, self.state.trainable, like=self.model.folder)
+        if self._critic is not None and self._critic.is_trained:
+            self._critic.export(folder / "critic", like=self.model.folder)
         return target
 
     def close(self) -> None:
         """Stop the engine. Waiting requests end with `EngineClosed`; closing twice is fine."""
         wait_for(self.engine.close())
+
+
+def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
+    """How many ids a prompt and its completion can have together."""
+    return min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, model.max_positions)
 
 
 def build_mesh(spec: MeshSpec) -> Mesh | None:
@@ -248,4 +326,4 @@ def _without_params(model: Model) -> Model:
     return dataclasses.replace(model, params={})
 
 
-__all__ = ["RLCluster", "Role", "build_mesh"]
+__all__ = ["RLCluster", "Role", "build_mesh", "longest_sequence"]

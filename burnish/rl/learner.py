@@ -1,7 +1,8 @@
 """The outer loop of reinforcement learning: a producer of batches, a trainer that drains them, an engine that gets the new weights.
 
 Owns the loop, evaluation on its way, and the end in every case. The algorithm is a record of values (`rl.algorithms`), placement the
-cluster's, episodes the orchestrator's. A *step* ends when the engine has a new version; an *update* is one optimizer call.
+cluster's, episodes the orchestrator's, scores and the advantages that need them `rl.scoring`'s. A *step* ends when the engine has a new
+version; an *update* is one optimizer call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
 from burnish.agentic.trajectory import EpisodeContext
-from burnish.config.algorithms import GRPOConfig
+from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import RolloutConfig, RunSection, SamplingConfig, TrainingConfig
 from burnish.data.stream import PromptStream
@@ -32,7 +33,7 @@ from burnish.observe.metrics import MetricCollector
 from burnish.observe.sinks import AFTER, BEFORE, EvalReport, Sink, Sinks, StepReport
 from burnish.observe.trace import span
 from burnish.rewards.manager import RewardManager, RewardSpec
-from burnish.rl.algorithms import Algorithm, from_config
+from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster
 from burnish.rl.evaluation import Evaluation, evaluate
@@ -40,11 +41,11 @@ from burnish.rl.handoff import Handoff, VersionGate
 from burnish.rl.producer import Chunk, Producer
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reports import record_rollout
+from burnish.rl.scoring import Scored, record_chunks, record_credit, score
 from burnish.rollout.engine import wait_for
 from burnish.text.codec import Codec
 from burnish.train.compiles import programs_compiled
 from burnish.train.optim import make_optimizer
-from burnish.train.step import MicroBatch
 from burnish.types import Group, Prompt, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,8 @@ class RLLearner:
     policy: an `RLCluster`, or a `Model` or a path, for which a cluster on the devices at hand is built (every weight is trained; for an
     adapter build the cluster with `lora=`). reward_fns: `fn(prompts, completions, **columns) -> list[float | None]`. train_ds: rows
     (mappings with a "prompt", or strings) or a `PromptStream`; eval_ds: rows or prompts, read to their end at each evaluation.
-    agent_class, env_class: called with their kwargs for each episode; the environment gets the task first. training, rollout: options,
-    where `policy` is no cluster, which has its own. run: name and seed. sinks: who hears of steps and evaluations.
+    agent_class, env_class: called with their kwargs for each episode; the environment gets the task first. training, rollout,
+    critic: options, where `policy` is no cluster, which has its own. run: name and seed. sinks: who hears of steps and evaluations.
 
     Data is checked before weights are loaded. `train` closes the learner and its cluster at the end, whatever the end is.
     """
@@ -88,6 +89,7 @@ class RLLearner:
         env_kwargs: Mapping[str, Any] = {},
         training: TrainingConfig | None = None,
         rollout: RolloutConfig | None = None,
+        critic: CriticConfig | None = None,
         run: RunSection | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
@@ -97,10 +99,16 @@ class RLLearner:
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
         self._plan = BatchPlan.from_config(self._training, algorithm, self._rollout)
-        self._total_updates = self._training.max_steps * self._plan.updates_per_step
+        if algorithm.warmup_steps >= self._training.max_steps:
+            raise UserError(
+                f"the critic warms up for {algorithm.warmup_steps} steps and training.max_steps is {self._training.max_steps}: the policy "
+                "would never learn; shorten the warm-up, or train longer"
+            )
+        self._critic_updates = self._training.max_steps * self._plan.updates_per_step
+        self._total_updates = self._critic_updates - algorithm.warmup_steps * self._plan.updates_per_step
         make_optimizer(self._training.optimizer, total_updates=self._total_updates)  # a schedule that can't be is an error here already
         # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
-        needed = algorithm.scores_needed | ({"old"} if self._plan.updates_per_step > 1 else set())
+        needed = algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and self._plan.updates_per_step > 1 else set())
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
         self._rewards = RewardManager([fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns])
         self._make_agent = lambda: agent_class(**agent_kwargs)
@@ -119,7 +127,7 @@ class RLLearner:
         self.cluster = (
             policy
             if isinstance(policy, RLCluster)
-            else RLCluster(policy, training=self._training, rollout=self._rollout, seed=self._run.seed)
+            else RLCluster(policy, training=self._training, rollout=self._rollout, critic=critic, seed=self._run.seed)
         )
         self._sinks = Sinks(sinks)
         self._metrics = MetricCollector()
@@ -171,7 +179,7 @@ class RLLearner:
         )
         result = TrainResult()
         try:
-            self.cluster.prepare(self._algorithm, total_updates=self._total_updates)
+            self.cluster.prepare(self._algorithm, total_updates=self._total_updates, critic_updates=self._critic_updates)
             if training.compare:
                 self._evaluate(BEFORE, 0, result)
             producer.start()
@@ -197,19 +205,18 @@ class RLLearner:
         """All updates of one step, then the engine's new weights and the step's report. False where the data has ended instead."""
         start, step, groups = time.monotonic(), result.steps + 1, []
         for _ in range(self._plan.num_mini_batches):
-            micro_batches: list[MicroBatch] = []
+            scored: list[Scored] = []
             for iteration in range(self._algorithm.num_iterations):
                 chunks = self._take(handoff)
                 if not chunks:
                     return False
                 if iteration == 0:
-                    micro_batches = [self._score(chunk) for chunk in chunks]
+                    with self._timed("score"):
+                        scored = score(self.cluster, self._algorithm, chunks)
                     groups += [group for chunk in chunks for group in chunk.sampled]
-                    for name, count in [item for chunk in chunks for item in chunk.counts.items()]:
-                        self._metrics.sum(name, count)
-                    self._metrics.sum("time/rollout_seconds", sum(chunk.rollout_seconds for chunk in chunks))
-                with self._timed("update"):
-                    self._metrics.merge(self.cluster.update_actor(micro_batches, count=len(micro_batches), step=step))
+                    record_chunks(self._metrics, chunks)
+                    record_credit(self._metrics, scored)
+                self._update(scored, step)
         record_rollout(self._metrics, groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated)
         with self._timed("sync"):
             self.cluster.sync_weights()
@@ -224,19 +231,22 @@ class RLLearner:
             chunks = [] if first is None else [first, *(handoff.get() for _ in range(first.count - 1))]
         return [chunk for chunk in chunks if chunk is not None]
 
-    def _score(self, chunk: Chunk) -> MicroBatch:
-        """The passes that the algorithm asks for, under the policy that the step began with."""
-        needed = self._algorithm.scores_needed
-        batch = self.cluster.place(chunk.batch)
-        with self._timed("score"):
-            old = self.cluster.get_actor_per_token_logps(batch) if "old" in needed else None
-            reference = self.cluster.get_ref_per_token_logps(batch) if "reference" in needed else None
-        return MicroBatch(batch, old, reference)
+    def _update(self, scored: Sequence[Scored], step: int) -> None:
+        """One update of the critic, if there is one, and one of the policy, unless the critic still warms up."""
+        count = len(scored)
+        with self._timed("update"):
+            if self._algorithm.value_loss is not None:
+                values = (part.critic for part in scored if part.critic is not None)
+                self._metrics.merge(self.cluster.update_critic(values, count=count, step=step))
+            if step > self._algorithm.warmup_steps:
+                self._metrics.merge(self.cluster.update_actor((part.actor for part in scored), count=count, step=step))
 
     def _report(self, step: int, groups: Sequence[Group], seconds: float, result: TrainResult) -> None:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
+        if self.cluster.reward_model is not None:
+            self._metrics.merge(self.cluster.reward_model.take_metrics())
         metrics = self._metrics.take()
         metrics["perf/compiles"], self._programs = float(programs_compiled() - self._programs), programs_compiled()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
@@ -306,43 +316,6 @@ class RLLearner:
         self.close()
 
 
-class GRPOLearner(RLLearner):
-    """Group relative policy optimisation (Shao et al., 2024, arXiv:2402.03300): `RLLearner` with the record that `GRPOConfig` describes."""
-
-    def __init__(
-        self,
-        policy: RLCluster | Model | str | Path,
-        config: GRPOConfig = GRPOConfig(),
-        *,
-        reward_fns: Sequence[Callable[..., Any] | RewardSpec] = (),
-        train_ds: PromptStream | Iterable[Any],
-        eval_ds: Sequence[Prompt] | Iterable[Any] | None = None,
-        agent_class: Callable[..., ConversationAgentBase] = ModelAgent,
-        agent_kwargs: Mapping[str, Any] = {},
-        env_class: Callable[..., BaseTaskEnv] = TaskEnvironment,
-        env_kwargs: Mapping[str, Any] = {},
-        training: TrainingConfig | None = None,
-        rollout: RolloutConfig | None = None,
-        run: RunSection | None = None,
-        sinks: Sequence[Sink] = (),
-    ) -> None:
-        super().__init__(
-            policy,
-            from_config(config),
-            reward_fns=reward_fns,
-            train_ds=train_ds,
-            eval_ds=eval_ds,
-            agent_class=agent_class,
-            agent_kwargs=agent_kwargs,
-            env_class=env_class,
-            env_kwargs=env_kwargs,
-            training=training,
-            rollout=rollout,
-            run=run,
-            sinks=sinks,
-        )
-
-
 def evaluation_samplings(rollout: RolloutConfig, *, compare: bool) -> dict[str, SamplingConfig]:
     """How held-out prompts are sampled, by label: as `rollout.evaluation` says, and with `compare` at the training temperature too."""
     evaluation, training = rollout.evaluation, rollout.sampling
@@ -363,4 +336,4 @@ def _codec(policy: RLCluster | Model | str | Path) -> Codec:
     return policy.codec if isinstance(policy, Model) else Codec.load(locate(str(policy)))
 
 
-__all__ = ["GRPOLearner", "RLLearner", "TrainResult", "evaluation_samplings"]
+__all__ = ["RLLearner", "TrainResult", "evaluation_samplings"]

@@ -24,16 +24,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
 from burnish.data.stream import PromptStream
 from burnish.observe.trace import span
-from burnish.rl.advantages import count_groups, counts, credit
 from burnish.rl.algorithms import Algorithm
-from burnish.rl.batch import TokenBatch, build_batch, build_micro_batches, fit_shape
+from burnish.rl.batch import Credit, TokenBatch, build_batch, build_micro_batches, fit_shape
 from burnish.rl.batch_plan import BatchPlan
+from burnish.rl.credit import TokenEstimator, credit, informative, uncredited
 from burnish.rl.handoff import Closed, Handoff, VersionGate
 from burnish.rl.layout import BatchShape, bucket
 from burnish.types import Group, SamplingParams, Status
@@ -201,8 +199,17 @@ class Producer(threading.Thread):
             return [group async for group in self._orchestrator.groups(draws)]
 
     def _informative(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups whose rewards aren't all equal, over the episodes that count."""
-        return [group for group in groups if _has_signal(group, train_truncated=self._algorithm.train_truncated)]
+        """The groups that have an advantage other than 0."""
+        return informative(groups, self._credit(groups))
+
+    def _credit(self, groups: Sequence[Group]) -> Credit:
+        """The advantage of every episode that carries loss; 0 where it must wait for scores, which only the trainer has."""
+        algorithm = self._algorithm
+        if isinstance(algorithm.advantage, TokenEstimator):
+            return uncredited(groups, train_truncated=algorithm.train_truncated)
+        parts = [[group] for group in groups] if algorithm.advantage_scope == "group" else [groups]
+        unit = {"train_truncated": algorithm.train_truncated, "per": algorithm.credit, "gamma": algorithm.gamma}
+        return {key: worth for part in parts for key, worth in credit(part, algorithm.advantage, **unit).items()}
 
     def _chunks(
         self,
@@ -227,7 +234,7 @@ class Producer(threading.Thread):
     def _batches(self, groups: Sequence[Group], trained: Sequence[Group]) -> list[tuple[Sequence[Group], TokenBatch]]:
         """The micro-batches of a mini-batch, each with the groups that it numbers. A mini-batch that is short keeps the usual program."""
         plan, multiple, temperature = self._plan, self._rows_multiple, self._params.temperature
-        advantages = credit(trained, self._algorithm.advantage, train_truncated=self._algorithm.train_truncated)
+        advantages = self._credit(trained)
         usual = plan.train_micro or plan.mini_batch
         at_least = BatchShape(rows=0, columns=0, targets=0, sequences=usual * self._algorithm.num_generations, prompts=usual)
         if plan.tokens_per_device is not None:
@@ -247,12 +254,6 @@ class Producer(threading.Thread):
         return [
             (part, build_batch(part, advantages, temperature=temperature, shape=shape)) for part, shape in zip(parts, shapes, strict=True)
         ]
-
-
-def _has_signal(group: Group, *, train_truncated: bool) -> bool:
-    valid = np.array([counts(t, train_truncated=train_truncated) for t in group.trajectories], bool)
-    found = count_groups([t.reward for t in group.trajectories], [group.id] * len(valid), valid=valid)
-    return found.groups > found.constant + found.empty
 
 
 def _round_size(missing: int, *, kept: int, sampled: int, most: int) -> int:

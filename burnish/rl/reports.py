@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from burnish.observe.metrics import MetricCollector
-from burnish.rl.advantages import count_groups, counts
+from burnish.rl.advantages import count_groups
+from burnish.rl.credit import counts
 from burnish.types import Group
 
 

@@ -6,6 +6,7 @@ Owns sizes and seeds only; the tokenizers are `byte_tokenizer.py`. Used by the t
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from burnish.models import families, tensors, transformer, weights
+from burnish.models import families, scalar_head, tensors, transformer, weights
 from burnish.models.config import ModelConfig, RopeConfig
 from burnish.testing.byte_tokenizer import make_byte_tokenizer, make_tiny_tokenizer
 
@@ -50,29 +51,43 @@ def recipe_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def write_recipe_model(folder: str | Path, raw_config: Mapping[str, Any]) -> None:
     """Write the model of a `config.json` with `recipe_tensor` weights, by the names that Hugging Face gives them."""
-    folder = Path(folder)
-    tree = tensors.leaves(transformer.spec(families.read_config(raw_config)), families.tensor_name)
+    folder, classifier = Path(folder), families.is_classifier(raw_config)
+    config = families.read_config(raw_config, classifier=classifier)
+    specs, name_of = (scalar_head.spec, families.classifier_tensor_name) if classifier else (transformer.spec, families.tensor_name)
+    tree = tensors.leaves(specs(config), name_of)
     values = {name: recipe_tensor(name, leaf.tensor_shape) for leaf in tensors.flat(tree) for name in leaf.tensors}
     save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(raw_config), encoding="utf-8")
 
 
 def write_tiny_model(
-    folder: str | Path, *, config: ModelConfig | None = None, seed: int = 0, scale: float = 1.0, alphabet: str | None = None
+    folder: str | Path,
+    *,
+    config: ModelConfig | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+    alphabet: str | None = None,
+    classifier: bool = False,
 ) -> ModelConfig:
     """Write a model folder with random weights and a tokenizer; returns its configuration.
 
     config: `tiny_config()` unless given; its vocabulary becomes the tokenizer's. scale: factor on the random matrices; with 1 the model is
     nearly indifferent to its input, with 5 it has opinions. alphabet: one id a character of it, instead of one a byte.
+    classifier: a sequence classifier with one label, whose scores vary by about 1, in place of a language model.
     """
     make_byte_tokenizer(folder) if alphabet is None else make_tiny_tokenizer(folder, alphabet)
     vocab_size = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")).get_vocab_size()
     config = replace(config or tiny_config(), vocab_size=vocab_size)
+    specs = scalar_head.spec(config) if classifier else transformer.spec(config)
     params = jax.tree.map(
         lambda s, x: x * scale if s.init == "normal" else x,
-        transformer.spec(config),
-        transformer.init(config, jax.random.key(seed)),
+        specs,
+        transformer.draw(specs, jax.random.key(seed)),
         is_leaf=lambda x: isinstance(x, transformer.ParamSpec),
     )
-    weights.save(folder, config, params, like=folder)
+    if classifier:
+        score = jax.random.normal(jax.random.key(seed + 1), params["score"].shape) / math.sqrt(config.width)
+        weights.save_scalar(folder, config, params | {"score": score}, like=folder)
+    else:
+        weights.save(folder, config, params, like=folder)
     return config

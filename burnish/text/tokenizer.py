@@ -94,6 +94,12 @@ class Tokenizer:
         """The text of `ids`, without special tokens unless asked for."""
         return self._markup.decode([int(index) for index in ids], skip_special_tokens=skip_special)
 
+    def differences(self, other: Tokenizer) -> list[str]:
+        """Tokens that have another id in `other`, or none, by their id here: a model of `other` would misread them."""
+        theirs = other._markup.get_vocab(with_added_tokens=True)
+        mine = sorted(self._markup.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        return [token for token, index in mine if theirs.get(token) != index]
+
     def token_id(self, token: str) -> int | None:
         """The id of one token given as the vocabulary writes it, None if it isn't there."""
         return self._markup.token_to_id(token)

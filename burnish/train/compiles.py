@@ -26,7 +26,7 @@ class _Count:
         self._lock = threading.Lock()
         self.seen = 0
 
-    def __call__(self, event: str, duration_s: float, **_: object) -> None:
+    def __call__(self, event: str, duration_secs: float, **_: object) -> None:
         if event == _COMPILED:
             with self._lock:
                 self.seen += 1

@@ -1,6 +1,6 @@
 """From an `OptimizerConfig` to an optax transform and its learning-rate schedule.
 
-Owns which optimizer, clipping, which leaves decay, and schedules counted in updates (never in micro-batches or steps). When an update is
+Owns which optimizer, which leaves decay, and schedules counted in updates (never in micro-batches or steps). When an update is
 skipped is `train.step`'s business.
 """
 
@@ -21,24 +21,27 @@ Schedule = Callable[[Any], Float[Array, ""]]
 
 
 class Optimizer(NamedTuple):
-    """transform: gradients → updates, clipping and learning rate included. schedule: update count (from 0) → learning rate."""
+    """transform: clipped gradients → updates, learning rate included. schedule: update count (from 0) → learning rate.
+
+    max_grad_norm: what the gradients' global norm is clipped to beforehand (`train.step` knows that norm), or None.
+    """
 
     transform: optax.GradientTransformation
     schedule: Schedule
+    max_grad_norm: float | None
 
 
 def make_optimizer(config: OptimizerConfig, *, total_updates: int) -> Optimizer:
     """total_updates: how many updates the run makes, where the config doesn't say."""
     schedule = make_schedule(config, total_updates=config.total_updates or total_updates)
-    clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
-    transform = optax.chain(clip, _rule(config, schedule))
+    transform = _rule(config, schedule)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         # optax raises floats to integer counts, which strict promotion (on in the tests) refuses.
         with jax.numpy_dtype_promotion("standard"):
             return transform.update(updates, state, params)
 
-    return Optimizer(optax.GradientTransformation(transform.init, update), schedule)
+    return Optimizer(optax.GradientTransformation(transform.init, update), schedule, config.max_grad_norm)
 
 
 def make_schedule(config: OptimizerConfig, *, total_updates: int) -> Schedule:

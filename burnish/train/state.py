@@ -16,7 +16,7 @@ from burnish.config.errors import BurnishError
 from burnish.models.transformer import Params
 from burnish.observe.metrics import Metric
 from burnish.pytree import pytree
-from burnish.rl.losses import Mean
+from burnish.rl.losses import EffectiveShare, Extreme, Mean, Metrics
 from burnish.train.optim import Optimizer
 
 LAST = frozenset({"optim/learning_rate"})
@@ -45,7 +45,7 @@ class TrainState:
 class UpdateReport:
     """One update's metrics, unread on the device, and which leaves (in the order of `leaf_names`) were not finite."""
 
-    metrics: dict[str, Mean]
+    metrics: Metrics
     nonfinite_leaves: Bool[Array, " leaves"]
 
 
@@ -68,18 +68,30 @@ def leaf_names(tree: Any) -> list[str]:
 
 
 def read_metrics(report: UpdateReport) -> dict[str, Metric]:
-    """The report's numbers on the host, ready for a `MetricCollector`; waits for the update."""
-    values = jax.device_get(report.metrics)
+    """The report's numbers on the host, ready for a `MetricCollector`; waits for the update. Extremes of nothing are left out.
 
-    def metric(name: str, mean: Mean) -> Metric:
-        reduction = "last" if name in LAST else "sum" if name in SUMS else "mean"
-        return Metric(reduction, float(mean.total), float(mean.weight), int(math.isnan(mean.total)))
-
-    return {name: metric(name, mean) for name, mean in values.items()}
+    An effective share is exact over the update; over the updates of a step the collector takes its mean, weighted by tokens.
+    """
+    read = {name: _read(name, value) for name, value in jax.device_get(report.metrics).items()}
+    return {name: metric for name, metric in read.items() if metric is not None}
 
 
-def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, step: int) -> None:
-    """Raise NonFiniteError when `limit` updates in a row were skipped for NaN or infinity; names the step and the leaves."""
+def _read(name: str, value: Mean | Extreme | EffectiveShare) -> Metric | None:
+    match value:
+        case Mean():
+            reduction = "last" if name in LAST else "sum" if name in SUMS else "mean"
+            return Metric(reduction, float(value.total), float(value.weight), int(math.isnan(value.total)))
+        case EffectiveShare():
+            share, count = float(value.value()), float(value.count)
+            return Metric("mean", share * count, count, int(math.isnan(share)))
+        case Extreme():
+            number = float(value.extreme)
+            nothing = number == (-math.inf if value.kind == "max" else math.inf)
+            return None if nothing else Metric(value.kind, number, num_nan=int(math.isnan(number)))
+
+
+def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, step: int, optimizer: str = "training.optimizer") -> None:
+    """Raise NonFiniteError when `limit` updates in a row were skipped for NaN or infinity; names step, leaves and the config's key."""
     in_a_row = int(state.nonfinite)
     if in_a_row < limit:
         return
@@ -87,5 +99,5 @@ def stop_if_nonfinite(state: TrainState, report: UpdateReport, *, limit: int, st
     where = f"in {', '.join(bad)}" if bad else "in the loss"
     raise NonFiniteError(
         f"{in_a_row} non-finite updates in a row, the last at step {step}, {where}; none was applied and the parameters are finite. "
-        "Lower training.optimizer.learning_rate, or look at the step's transcripts and rewards"
+        f"Lower {optimizer}.learning_rate, or look at the step's transcripts and rewards"
     )

@@ -98,6 +98,9 @@ def replaced(task: Path, file: str, text: str) -> None:
         ("cluster.actor.axes={data: 64}", "64"),
         ("data.eval=[]", "held-out"),
         ("data.train=[{path: nowhere.jsonl}]", "nowhere.jsonl"),
+        ("reward_model={path: nowhere}", "rewards: no model at 'nowhere'"),
+        ("reward_model={path: '${model.path}'}", "is a language model, which gives no score"),
+        ("algorithm={name: ppo, critic: {path: nowhere}}", "algorithm: no model at 'nowhere'"),
     ],
 )
 def test_what_cant_work_is_said_before_weights_are_loaded(task: Path, shell: Shell, override: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Writes tests/models/golden/*.json with transformers: logits of tiny models of each family, greedy continuations of SmolLM2.
+"""Writes tests/models/golden/*.json with transformers: logits and scores of tiny models of each family, greedy continuations of SmolLM2.
 
     python tests/parity/regenerate_models.py        (`make parity` runs it; an unchanged tree must result)
 
@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from burnish.models.locate import locate
 from burnish.testing.tiny import recipe_tensor
@@ -50,6 +58,11 @@ CASES: dict[str, PreTrainedConfig] = {
     "qwen2_yarn": Qwen2Config(**SIZES, rope_parameters=YARN),
     "qwen3": Qwen3Config(**SIZES, rope_parameters=rope("default"), head_dim=16),
 }
+CLASSIFIERS: dict[str, PreTrainedConfig] = {
+    "llama_classifier": LlamaConfig(**SIZES, rope_parameters=rope("default"), num_labels=1),
+    "qwen2_classifier": Qwen2Config(**SIZES, rope_parameters=rope("default"), tie_word_embeddings=True, num_labels=1),
+    "qwen3_classifier": Qwen3Config(**SIZES, rope_parameters=rope("default"), head_dim=16, num_labels=1),
+}
 PROMPTS = (
     "What is the capital of France?",
     "Calculate 7 + 5. Reply with only the final answer.",
@@ -72,6 +85,22 @@ def logits_of(model: torch.nn.Module) -> list[list[float]]:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([TOKENS]), position_ids=torch.tensor([POSITIONS])).logits[0]
     return [[round(float(value), 5) for value in row] for row in logits]
+
+
+def recipe_classifier(config: PreTrainedConfig) -> Any:
+    """transformers' sequence classifier of a config, with the weights of the recipe."""
+    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model.load_state_dict({name: torch.from_numpy(recipe_tensor(name, tuple(value.shape))) for name, value in model.state_dict().items()})
+    return model
+
+
+def scores_of(model: Any) -> list[float]:
+    """The score of every token, of which the last is the sequence's."""
+    inputs = {"input_ids": torch.tensor([TOKENS]), "position_ids": torch.tensor([POSITIONS])}
+    with torch.no_grad():
+        scores = model.score(model.model(**inputs).last_hidden_state)[0, :, 0]
+        assert abs(float(scores[-1] - model(**inputs).logits[0, 0])) < 1e-6
+    return [round(float(value), 5) for value in scores]
 
 
 def write(name: str, value: dict[str, Any]) -> None:
@@ -107,6 +136,10 @@ def main() -> None:
     for name, config in CASES.items():
         model = recipe_model(config)
         write(name, {"config": config_as_written(model), "tokens": TOKENS, "positions": POSITIONS, "logits": logits_of(model)})
+    for name, config in CLASSIFIERS.items():
+        model = recipe_classifier(config)
+        written = {"architectures": [type(model).__name__], **config_as_written(model)}
+        write(name, {"config": written, "tokens": TOKENS, "positions": POSITIONS, "scores": scores_of(model)})
     greedy("smollm2_greedy")
 
 

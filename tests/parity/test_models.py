@@ -10,17 +10,18 @@ import pytest
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from burnish.config.schema import LoraConfig
 from burnish.models import weights
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
 from burnish.models.lora import init_adapter
+from burnish.models.scalar_head import token_scalars
 from burnish.models.transformer import Adapter, Params, forward, head_matrix
 
 sys.path.insert(0, str(Path(__file__).parent))
-from regenerate_models import CASES, POSITIONS, TOKENS, logits_of, recipe_model
+from regenerate_models import CASES, CLASSIFIERS, POSITIONS, TOKENS, logits_of, recipe_classifier, recipe_model, scores_of
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("default")]
 
@@ -41,6 +42,20 @@ def test_we_load_theirs_and_they_load_ours(name: str, tmp_path: Path) -> None:
     weights.save(tmp_path / "ours", config, params, shard_bytes=20_000)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
     np.testing.assert_allclose(logits_of(again), our_logits(config, params), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_are_the_same_both_ways(name: str, tmp_path: Path) -> None:
+    theirs = recipe_classifier(CLASSIFIERS[name])
+    theirs.save_pretrained(tmp_path / "theirs")
+    config, params = weights.load_scalar(tmp_path / "theirs")
+    tokens, positions = (jnp.asarray([ids], jnp.int32) for ids in (TOKENS, POSITIONS))
+    ours = np.asarray(token_scalars(config, params, tokens, positions, Visibility(jnp.ones_like(tokens), jnp.zeros_like(tokens))))[0]
+    np.testing.assert_allclose(ours, scores_of(theirs), atol=1e-4)
+    weights.save_scalar(tmp_path / "ours", config, params)
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    assert again.config.num_labels == 1
+    np.testing.assert_allclose(scores_of(again), ours, atol=1e-4)
 
 
 def lively_adapter(config: ModelConfig) -> Adapter:

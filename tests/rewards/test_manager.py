@@ -151,6 +151,7 @@ def test_what_the_environment_gave_counts_once_with_weight_one() -> None:
     group.trajectories[0] = trajectory("4", step_rewards=[1.0, None, 2.0])
     assert score(group, RewardSpec("right", numeric, weight=0.5)) == [3.5]
     assert group.trajectories[0].rewards == {"right": 1.0, "environment": 3.0}
+    assert group.trajectories[0].reward_weights == {"right": 0.5, "environment": 1.0}
     assert score(group) == [3.0]
     assert score(group_of("4")) == [None]
 

@@ -12,7 +12,7 @@ from burnish.models.model import Model
 from burnish.observe.metrics import Metric
 from burnish.rl.batch import TokenBatch
 from burnish.rl.cluster import RLCluster
-from burnish.rl.learner import GRPOLearner
+from burnish.rl.learners import GRPOLearner
 from burnish.train.step import MicroBatch
 
 ROWS = [{"prompt": f"{i}{(7 * i) % 10}", "answer": str((7 * i) % 10)} for i in range(10)]

@@ -9,7 +9,8 @@ import pytest
 
 from burnish.rl.aggregate import fixed_length_mean, prompt_mean, sequence_mean, token_mean
 from burnish.rl.batch import Scores, split_rows
-from burnish.rl.losses import Mean, clipped, k3, reinforce, with_kl
+from burnish.rl.kl import k3, with_kl
+from burnish.rl.losses import Mean, clipped, reinforce
 
 from .batches import scored
 
@@ -91,6 +92,55 @@ def test_padded_width_changes_nothing_B031(name):
     narrow_mean = MEANS[name](jnp.asarray(values, jnp.float32), scored(mask)).value()
     wide_mean = MEANS[name](jnp.asarray(wide, jnp.float32), scored(np.pad(mask, ((0, 0), (0, 4))))).value()
     assert float(narrow_mean) == float(wide_mean)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_rows_of_padding_change_nothing_B035(name):
+    """A tail of 2 rows padded to a batch of 4."""
+    values = jnp.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], jnp.float32)
+    padded = jnp.concatenate([values, jnp.full((2, 3), jnp.nan)])
+
+    def loss(x, mask):
+        return MEANS[name](x, scored(mask)).value()
+
+    expected, slope = jax.value_and_grad(loss)(values, MASK)
+    got, padded_slope = jax.value_and_grad(loss)(padded, MASK + [[0, 0, 0]] * 2)
+    assert float(got) == float(expected)
+    np.testing.assert_array_equal(padded_slope, np.concatenate([slope, np.zeros((2, 3))]))
+
+
+def test_every_packed_episode_weighs_the_same_whatever_its_number_B033():
+    """Segments 1, 2, 3 of two tokens each, losses of 1: a mask that were the segment would weigh the third three times."""
+    batch = scored([[1] * 6], sequences=[[1, 1, 2, 2, 3, 3]])
+    for name, mean in MEANS.items():
+        result, slope = jax.value_and_grad(lambda x, mean=mean: mean(x, batch).value())(jnp.ones((1, 6)))
+        assert float(result) == (0.5 if name == "fixed" else 1.0)
+        assert len(set(slope[0].tolist())) == 1 and float(slope[0, 0]) > 0
+
+
+def test_64_micro_batches_in_float32_give_the_gradient_of_one_B117():
+    """And 1,024 times .01 is 10.24, not the 4.0 of a running sum in bf16."""
+    rng = np.random.default_rng(3)
+    mask = rng.random((64, 16)) < 0.7
+    batch = scored(mask, rng.normal(size=64))
+    logps, old = (jnp.asarray(rng.uniform(-2, -0.5, (64, 16)), jnp.float32) for _ in range(2))
+
+    @jax.jit
+    def slope_and_mean(logps, old, part):
+        def total(x):
+            mean = token_mean(clipped(Scores(logps=x, old_logps=old), part)[0], part)
+            return mean.total, mean
+
+        return jax.grad(total, has_aux=True)(logps)
+
+    slope, whole = slope_and_mean(logps, old, batch)
+    parts = [slope_and_mean(logps[i : i + 1], old[i : i + 1], part) for i, part in enumerate(split_rows(batch, 64))]
+    summed = functools.reduce(lambda a, b: a + b, (mean for _, mean in parts))
+    np.testing.assert_array_equal(summed.weight, whole.weight)
+    np.testing.assert_allclose(summed.value(), whole.value(), rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate([s for s, _ in parts]) / summed.weight, slope / whole.weight, rtol=1e-5)
+    cents = functools.reduce(lambda a, b: a + b, [Mean(jnp.float32(0.01), jnp.float32(1))] * 1024)
+    assert float(cents.total) == pytest.approx(10.24, rel=1e-4) and float(cents.weight) == 1024
 
 
 def test_packed_rows_equal_unpacked_rows():

@@ -2,16 +2,34 @@
 
 import dataclasses
 import math
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from burnish.config.algorithms import GRPOConfig
+from burnish.config.algorithms import (
+    AnyAlgorithmConfig,
+    DAPOConfig,
+    DrGRPOConfig,
+    FunctionConfig,
+    GDPOConfig,
+    GRPOConfig,
+    ImportanceConfig,
+    MaxRLConfig,
+    PPOConfig,
+    ReinforcePPConfig,
+    RejectionConfig,
+    RLOOConfig,
+)
+from burnish.config.errors import UserError
+from burnish.config.schema import Config
 from burnish.rl.advantages import Advantages
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch import Scores
+from burnish.rl.credit import TokenEstimator
 
 from .batches import scored
 
@@ -77,9 +95,125 @@ def test_scale_decides_what_the_estimator_must_see(scale, scope):
     assert got[0] == pytest.approx(-0.5 / divisor, rel=1e-5)
 
 
-def test_a_group_of_one_has_no_baseline():
-    with pytest.raises(ValueError, match="algorithm.num_generations is 1.*use at least 2"):
-        from_config(GRPOConfig(num_generations=1))
+CONFIGS = get_args(get_args(AnyAlgorithmConfig)[0])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.model_fields["name"].default)
+def test_every_algorithm_has_a_loss_with_a_gradient_and_takes_back_what_it_dumps(config):
+    chosen = config()
+    assert Config.model_validate({"algorithm": chosen.model_dump()}).algorithm == chosen
+    algorithm = from_config(chosen, max_tokens=4)
+    batch = scored([[1, 1, 0], [1, 1, 1]], [1.0, -0.5], prompts=[[0], [0]], sampler_logps=-1.0)
+    slope = jax.grad(lambda x: algorithm.aggregate(algorithm.loss(Scores(logps=x), batch)[0], batch).total)(jnp.full((2, 3), -1.0))
+    assert (np.sign(slope) == [[-1, -1, 0], [1, 1, 1]]).all(), slope
+
+
+@pytest.mark.parametrize(
+    ("config", "scope", "values"),
+    [
+        (DrGRPOConfig(), "group", [-1.0, 1.0, 0.0]),
+        (RLOOConfig(), "group", [-2.0, 2.0, 0.0]),
+        (MaxRLConfig(), "group", [-1.0, 1.0, 0.0]),
+        (DAPOConfig(), "group", [-0.707106, 0.707106, 0.0]),
+        (ReinforcePPConfig(), "batch", [-0.57735, 1.154699, -0.57735]),
+    ],
+)
+def test_each_algorithm_has_its_own_advantage(config, scope, values):
+    algorithm = from_config(config, max_tokens=4)
+    assert algorithm.advantage_scope == scope
+    np.testing.assert_allclose(algorithm.advantage([0.0, 2.0, 0.0], list("aab"), valid=np.ones(3, bool)).values, values, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (GRPOConfig(num_generations=1), "num_generations is 1.*use at least 2"),
+        (PPOConfig(zero_signal="drop"), "zero_signal is drop, but ppo compares no group"),
+        (ReinforcePPConfig(zero_signal="resample"), "reinforce_pp compares no group"),
+        (PPOConfig(credit="turn"), "credit is turn, but ppo credits every token by itself"),
+        (GRPOConfig(beta=0.1, kl_in="reward", credit="turn"), "credited to whole episodes"),
+        (GRPOConfig(gamma=0.9), "gamma is 0.9, but credit by trajectory discounts nothing"),
+        (GDPOConfig(beta=0.1, kl_in="reward"), "gdpo normalises each reward"),
+        (GRPOConfig(old="sampler", rejection=RejectionConfig()), "they are the same"),
+        (DrGRPOConfig(), "needs algorithm.fixed_length"),
+        (GRPOConfig(loss=FunctionConfig(fn="./nowhere.py:fn")), "no file ./nowhere.py"),
+    ],
+)
+def test_options_that_contradict_each_other_fail_at_construction(config, told):
+    with pytest.raises(UserError, match=told):
+        from_config(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "grppo"},
+        {"name": "gspo", "level": "word"},
+        {"name": "cispo", "dual_clip": 3.0},
+        {"aggregation": "tokn_mean"},
+        {"fixed_length": 3},
+    ],
+)
+def test_a_misspelt_name_or_an_option_of_another_algorithm_fails_in_the_configuration(changes):
+    with pytest.raises(ValidationError):
+        Config.model_validate({"algorithm": {"name": "grpo", **changes}})
+
+
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        (GRPOConfig(old="recomputed"), {"old"}),
+        (GRPOConfig(old="sampler", num_iterations=2), set()),
+        (PPOConfig(), {"values"}),
+        (PPOConfig(beta=0.1), {"values", "reference"}),
+    ],
+)
+def test_old_and_the_critic_decide_the_passes(config, needed):
+    assert from_config(config).scores_needed == needed
+
+
+def test_importance_weights_correct_for_the_sampler_unless_it_is_the_anchor():
+    """exp(old - sampler) = 1.5 on the first token; the penalty stays outside of the weight."""
+    batch = scored([[1, 1]], [1.0], sampler_logps=[[-math.log(1.5), 0.0]])
+    scores = Scores(logps=jnp.zeros((1, 2)), old_logps=jnp.zeros((1, 2)), ref_logps=jnp.full((1, 2), -1.0))
+
+    def first(**changes) -> float:
+        return float(from_config(GRPOConfig(**changes)).loss(scores, batch)[0][0, 0])
+
+    assert first() == pytest.approx(-1.5)
+    assert first(importance=ImportanceConfig(cap=1.2)) == pytest.approx(-1.2)
+    assert first(importance=ImportanceConfig(cap=1.2, mode="mask")) == pytest.approx(0.0)
+    assert first(importance=None) == first(old="sampler") == pytest.approx(-1.0)
+    assert first(beta=0.1, kl_estimator="k1") == pytest.approx(-1.5 + 0.1)
+
+
+def test_a_penalty_in_the_reward_has_no_place_in_the_loss():
+    algorithm = from_config(GRPOConfig(beta=0.1, kl_in="reward", kl_estimator="k1"))
+    assert loss_of(algorithm) == loss_of(from_config(GRPOConfig()))
+    assert isinstance(algorithm.advantage, TokenEstimator) and algorithm.reward_kl is not None
+    assert algorithm.reward_kl.beta == 0.1 and float(algorithm.reward_kl.estimator(jnp.zeros((1, 1)), jnp.ones((1, 1)))[0, 0]) == -1.0
+
+
+def test_an_entropy_bonus_asks_for_a_gradient_through_the_entropy():
+    algorithm = from_config(GRPOConfig(entropy_bonus=0.5))
+    assert algorithm.entropy_gradient and not from_config(GRPOConfig()).entropy_gradient
+    with_entropy = dataclasses.replace(SCORES, entropy=jnp.full((1, 2), 2.0))
+    plain = float(from_config(GRPOConfig()).loss(SCORES, BATCH)[0][0, 0])
+    assert float(algorithm.loss(with_entropy, BATCH)[0][0, 0]) == pytest.approx(plain - 1.0)
+
+
+def test_a_users_functions_are_named_with_options_that_are_checked(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom burnish.rl.advantages import Advantages\n\n"
+        "def half(scores, batch, *, factor=0.5):\n    return -factor * scores.logps * batch.advantages, {}\n\n"
+        "def raw(rewards, group_ids, *, valid):\n    return Advantages(np.array(rewards, np.float32), valid)\n"
+    )
+    named = {"loss": FunctionConfig(fn="./mine.py:half", options={"factor": 3.0}), "advantage": FunctionConfig(fn="./mine.py:raw")}
+    algorithm = from_config(GRPOConfig(importance=None, num_generations=1, **named), base=tmp_path)
+    assert loss_of(algorithm) == pytest.approx(-3.0 * math.log(2) / 2)
+    assert algorithm.advantage([2.0], ["g"], valid=np.ones(1, bool)).values.tolist() == [2.0]
+    with pytest.raises(UserError, match="loss `./mine.py:half`: it takes no `factr`; did you mean `factor`"):
+        from_config(GRPOConfig(loss=FunctionConfig(fn="./mine.py:half", options={"factr": 3.0})), base=tmp_path)
 
 
 def test_a_users_own_loss_and_advantage_are_one_function_each():

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from burnish.rl.advantages import credit, group_relative
+from burnish.rl.advantages import group_relative
 from burnish.rl.aggregate import prompt_mean, sequence_mean, token_mean
-from burnish.rl.batch import TokenBatch, build_batch, build_micro_batches, fit_shape
+from burnish.rl.batch import TokenBatch, build_batch, build_micro_batches, by_sequence, fit_shape, from_sequences
+from burnish.rl.credit import credit, uncredited
 from burnish.rl.layout import BatchShape, best_fit, bucket, cost, cut, lay_out, plan_shape
 from burnish.types import Group, Status
 
@@ -261,6 +262,45 @@ def test_a_group_without_credit_keeps_the_shape_and_so_the_compiled_program():
     some = {key: value for key, value in credits.items() if key[0] != (0, 2)}
     for layout in ("shared", "padded"):
         assert fit_shape(groups, some, layout=layout) == fit_shape(groups, credits, layout=layout)
+
+
+@pytest.mark.parametrize(("layout", "row_tokens"), LAYOUTS)
+def test_what_is_taken_apart_by_sequence_goes_back_to_its_place(layout, row_tokens):
+    groups = random_groups(2)
+    credits = uncredited(groups, train_truncated=True)
+    batch = build_batch(groups, credits, temperature=1.0, layout=layout, row_tokens=row_tokens)
+    members = [t for g in groups for t in g.trajectories]
+    parts = by_sequence(batch.target_ids, batch)
+    assert set(parts) == {i for i, t in enumerate(members) if t.num_sampled} and len(parts) > 5
+    for number, ids in parts.items():
+        assert ids.tolist() == members[number].ids[members[number].sampled].tolist(), "in the order in which they were sampled"
+    back = from_sequences({number: ids.astype(np.float32) for number, ids in parts.items()}, batch, fill=-1.0)
+    np.testing.assert_array_equal(back, np.where(batch.mask, batch.target_ids, -1))
+    assert back.dtype == np.float32
+
+
+def test_one_advantage_an_episode_or_one_an_id_fill_the_same_places_B019():
+    made = [group(0, [5], [[1, 2], [3, 4, 5]])]
+    batch = build_batch(made, credit_all(made), temperature=1.0, layout="padded")
+    for one, two in [(2.0, -1.0), (np.array([2.0]), np.array([-1.0])), (np.array([2.0, 2.0]), np.array([-1.0] * 3))]:
+        filled = from_sequences({0: one, 1: two}, batch)
+        assert filled[:, :4].tolist() == [[2, 2, 0, 0], [-1, -1, -1, 0]] and not filled[:, 4:].any()
+        assert (
+            build_batch(made, {((0, 0), 0): one, ((0, 0), 1): two}, temperature=1.0, layout="padded").advantages.tolist() == filled.tolist()
+        )
+    with pytest.raises(ValueError, match=r"sequence 0 has 2 scored ids and was given an array of shape \(1, 2\)"):
+        from_sequences({0: np.array([[2.0, 2.0]]), 1: 0.0}, batch)
+
+
+def test_numbers_for_another_batch_are_refused():
+    made = [group(0, [5], [[1, 2], [3]])]
+    batch = build_batch(made, credit_all(made), temperature=1.0)
+    with pytest.raises(ValueError, match=r"only on one side: \[1, 7\]"):
+        from_sequences({0: 1.0, 7: 1.0}, batch)
+    with pytest.raises(ValueError, match="one number for each"):
+        by_sequence(np.zeros((1, 2)), batch)
+    empty = build_batch(made, {}, temperature=1.0)
+    assert by_sequence(empty.mask, empty) == {} and not from_sequences({}, empty).any()
 
 
 def test_segments_weigh_the_same_and_the_mask_is_boolean_B033():

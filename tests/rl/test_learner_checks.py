@@ -10,7 +10,7 @@ import pytest
 
 from burnish.config.errors import UserError
 from burnish.config.schema import RolloutConfig, SamplingConfig, TrainingConfig
-from burnish.rl.learner import GRPOLearner
+from burnish.rl.learners import GRPOLearner
 from burnish.testing.tiny import tiny_config, write_tiny_model
 
 ROWS = [{"prompt": str(i), "answer": str(i)} for i in range(4)]

@@ -158,3 +158,14 @@ def test_tiny_tokenizer_has_one_id_a_character(tmp_path: Path) -> None:
     assert tokenizer.encode("a") == [tokenizer.token_id("<|unknown|>")]
     with pytest.raises(ValueError, match="ASCII"):
         make_tiny_tokenizer(tmp_path, alphabet="é")
+
+
+def test_tokenizers_that_differ_say_in_what(tmp_path: Path) -> None:
+    """By id here; what only the other knows is no difference."""
+    make_tiny_tokenizer(tmp_path / "digits", "0123")
+    make_tiny_tokenizer(tmp_path / "more", "01234")
+    make_tiny_tokenizer(tmp_path / "turned", "0132")
+    digits, more, turned = (Tokenizer.load(tmp_path / name) for name in ("digits", "more", "turned"))
+    assert digits.differences(more) == []
+    assert more.differences(digits) == ["4"]
+    assert digits.differences(turned) == ["2", "3"]

@@ -6,6 +6,7 @@ R15, R16, R17, R19, R61 are rows of the fault matrix; B023, B111, B119 probes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,13 @@ import pytest
 
 from burnish.config.algorithms import GRPOConfig
 from burnish.config.optimizer import OptimizerConfig
+from burnish.rl.algorithms import from_config
+from burnish.rl.losses import Mean, reinforce, with_entropy_bonus
+from burnish.rl.off_policy import rejecting
 from burnish.train.optim import make_optimizer
 from burnish.train.score import make_score
 from burnish.train.state import NonFiniteError, init_state, leaf_names, read_metrics, stop_if_nonfinite
-from burnish.train.step import MicroBatch, Steps, Totals
+from burnish.train.step import MicroBatch, Steps, Totals, make_apply, make_steps
 
 from .tiny_updates import CONFIG, LORA, base, batch, equal, groups, on_host, pairs, steps_of
 
@@ -54,6 +58,69 @@ def test_cutting_a_batch_changes_neither_loss_nor_gradient_r61_b023(aggregation)
         assert_close(gradients_of(cut), gradients_of(expected))
 
 
+def test_metrics_of_micro_batches_are_those_of_the_whole():
+    """Means and the effective sample size are summed in parts, extremes joined; not one of them is a mean of means."""
+    whole = batch(layout="padded")
+    halves = [MicroBatch(jax.tree.map(lambda x, i=i: x[4 * i : 4 * i + 4], whole)) for i in (0, 1)]
+    found = []
+    for micros in ([MicroBatch(whole)], halves):
+        steps, state, frozen = steps_of()
+        _, report = steps.apply(state, totals(steps, state, frozen, micros))
+        found.append(read_metrics(report))
+    expected, cut = ({name: metric.result() for name, metric in metrics.items()} for metrics in found)
+    assert cut == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert {found[0][f"policy/ratio_{kind}"].reduction for kind in ("min", "max")} == {"min", "max"}
+    assert 0 < expected["mismatch/mean"] < expected["mismatch/max"]
+    assert 0 < expected["mismatch/ess"] < 1
+
+
+def steps_with(**changes):
+    """Steps of GRPO's record with some of its values replaced."""
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2), total_updates=10)
+    algorithm = dataclasses.replace(from_config(GRPOConfig()), **changes)
+    steps = make_steps(CONFIG, algorithm, optimizer, lora_scale=LORA.alpha / LORA.rank, head_chunk=8)
+    return steps, init_state(pairs(), optimizer), base()
+
+
+def test_rejected_tokens_leave_loss_and_denominator():
+    """The update is that of a batch without them; with all of them rejected there is none."""
+    one = batch()
+    odd = one.mask & (jnp.arange(one.mask.shape[1], dtype=jnp.int32)[None] % 2 == 1)
+    far = dataclasses.replace(one, sampler_logps=jnp.where(odd, -30.0, one.sampler_logps))
+    steps, state, frozen = steps_with(reject=functools.partial(rejecting, level="token", low=0.0, high=1e6))
+    state, report = steps.update(state, frozen, [MicroBatch(far)], count=1)
+    metrics = read_metrics(report)
+    plain, expected, frozen = steps_of()
+    expected, report = plain.update(expected, frozen, [MicroBatch(dataclasses.replace(one, mask=one.mask & ~odd))], count=1)
+    for name in ("policy/loss", "policy/entropy", "policy/ratio_mean", "optim/grad_norm"):
+        ours, theirs = metrics[name], read_metrics(report)[name]
+        assert (ours.total, ours.weight) == pytest.approx((theirs.total, theirs.weight), rel=1e-5, abs=1e-6), name
+    assert metrics["policy/entropy"].weight == float(jnp.sum(one.mask & ~odd))
+    assert metrics["mismatch/rejected_fraction"].result() == pytest.approx(float(jnp.sum(odd) / jnp.sum(one.mask)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state.trainable, expected.trainable)
+
+    nothing = dataclasses.replace(one, sampler_logps=jnp.full_like(one.sampler_logps, -30.0))
+    state, report = steps.update(state, frozen, [MicroBatch(nothing)], count=1)
+    metrics = read_metrics(report)
+    assert (int(state.updates), int(state.skipped), int(state.nonfinite)) == (1, 1, 0)
+    assert metrics["mismatch/rejected_fraction"].result() == 1.0
+    assert "policy/ratio_max" not in metrics and metrics["mismatch/max"].result() > 20
+
+
+def test_an_entropy_bonus_has_a_gradient_only_if_the_algorithm_asks_for_it():
+    flat = batch(advantage=0.0)
+    bonus = with_entropy_bonus(reinforce, coefficient=1.0)
+    steps, state, frozen = steps_with(loss=bonus)
+    state, report = steps.update(state, frozen, [MicroBatch(flat)], count=1)
+    assert (int(state.updates), int(state.skipped)) == (0, 1)
+    before = read_metrics(report)["policy/entropy"].result()
+    steps, state, frozen = steps_with(loss=bonus, entropy_gradient=True)
+    for _ in range(5):
+        state, report = steps.update(state, frozen, [MicroBatch(flat)], count=1)
+    assert int(state.updates) == 5
+    assert read_metrics(report)["policy/entropy"].result() > before + 0.01
+
+
 @pytest.mark.parametrize("lora", [True, False])
 def test_layouts_give_the_same_gradient_of_every_leaf(lora):
     steps, state, frozen = steps_of(lora=lora)
@@ -62,13 +129,13 @@ def test_layouts_give_the_same_gradient_of_every_leaf(lora):
         assert_close(gradients_of(totals(steps, state, frozen, [MicroBatch(other)])), expected)
 
 
-def test_one_micro_batch_fused_is_accumulate_and_apply():
+def test_one_micro_batch_is_what_an_accumulation_of_one_is():
     micro = MicroBatch(batch())
     steps, state, frozen = steps_of()
-    fused, report = steps.update(state, frozen, [micro], count=1)
+    alone, report = steps.update(state, frozen, [micro], count=1)
     steps, state, frozen = steps_of()
     parts, other = steps.apply(state, totals(steps, state, frozen, [micro]))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), fused, parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), alone, parts)
     assert read_metrics(report).keys() == read_metrics(other).keys()
 
 
@@ -102,6 +169,19 @@ def after_real_updates(**options):
         state, _ = steps.update(state, frozen, [MicroBatch(batch(groups(seed=seed)))], count=1)
     assert int(state.updates) == 3
     return steps, state, frozen
+
+
+def test_the_global_norm_is_clipped_before_the_rule():
+    """Lion without memory moves by sign and remembers the gradient: 6 = |(3, 3, 3, 3)| is clipped to 1, which makes halves of them."""
+    config = OptimizerConfig(name="lion", learning_rate=1.0, b1=0.0, b2=0.0, max_grad_norm=1.0)
+    optimizer = make_optimizer(config, total_updates=1)
+    state = init_state({"q": jnp.zeros((1, 2, 2))}, optimizer)
+    two = jnp.full((), 2.0)
+    after, report = make_apply(optimizer)(state, Totals({"q": jnp.full((1, 2, 2), 6.0)}, Mean(two, two), {}))
+    (moment,) = [leaf for leaf in jax.tree.leaves(after.opt_state) if leaf.shape == (1, 2, 2)]
+    np.testing.assert_allclose(moment, 0.5)
+    np.testing.assert_allclose(after.trainable["q"], -1.0)
+    assert read_metrics(report)["optim/grad_norm"].result() == 6.0
 
 
 @pytest.mark.parametrize("nothing", ["equal rewards", "nothing scored"])

@@ -1,0 +1,139 @@
+"""The critic of a run: which model it is, its optimizer and its state, and what can be asked of it.
+
+Owns the choice of its weights and the check that it can read the policy's ids. The programs are `train.value`, the loss and the returns the
+algorithm's. The cluster holds the one critic, says where it runs and saves it; a learner asks through the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from burnish.config.algorithms import CriticConfig
+from burnish.config.errors import UserError
+from burnish.config.schema import TrainingConfig
+from burnish.models import weights
+from burnish.models.config import ModelConfig
+from burnish.models.locate import locate
+from burnish.models.model import Model
+from burnish.models.scalar_head import with_zero_score
+from burnish.models.sharding import check_mesh
+from burnish.models.transformer import Params, Precision
+from burnish.observe.metrics import Metric
+from burnish.observe.trace import span
+from burnish.rl.aggregate import Aggregate
+from burnish.rl.batch import TokenBatch
+from burnish.rl.losses import ValueLoss
+from burnish.text.codec import Codec
+from burnish.text.tokenizer import Tokenizer
+from burnish.train.optim import make_optimizer
+from burnish.train.state import TrainState, init_state, stop_if_nonfinite
+from burnish.train.step import Steps
+from burnish.train.value import ValueMicroBatch, Values, make_value_steps, make_values, read_value_metrics
+
+
+class Critic:
+    """A decoder with a scalar head, of which every weight is trained in float32.
+
+    config.path: a sequence classifier brings its score, a language model starts with a score of 0, as the actor's own first weights do
+    where there is no path. Those weights are read in `prepare`; what can be wrong with the folder is an error before.
+    """
+
+    def __init__(
+        self,
+        config: CriticConfig,
+        actor: Model,
+        *,
+        context: int,
+        precision: Precision,
+        mesh: Mesh | None,
+        dispatch: contextlib.AbstractContextManager[Any],
+    ) -> None:
+        self._config, self._mesh, self._dispatch = config, mesh, dispatch
+        self._precision: Precision = precision
+        found = check_critic(config, actor.codec, context=context, mesh=mesh)
+        self._folder, self.architecture = (None, actor.config) if found is None else found
+        self._values = in_turn(make_values(self.architecture, precision=precision), dispatch)
+        self._state: TrainState | None = None
+        self._steps: Steps[ValueMicroBatch] | None = None
+
+    def prepare(self, actor: Params, value_loss: ValueLoss, aggregate: Aggregate, *, training: TrainingConfig, total_updates: int) -> None:
+        """Read the weights, start the optimizer, take the loss. actor: the actor's first weights, which aren't changed."""
+        optimizer = make_optimizer(self._config.optimizer, total_updates=total_updates)
+        if self._folder is None:
+            params = with_zero_score(self.architecture, actor, mesh=self._mesh)
+        else:
+            _, params = weights.load_scalar(self._folder, mesh=self._mesh, zero_head=True)
+        self._state = init_state(params, optimizer)
+        remat = training.remat in ("auto", True)
+        steps = make_value_steps(self.architecture, value_loss, aggregate, optimizer, precision=self._precision, remat=remat)
+        self._steps = steps.mapped(lambda program: in_turn(program, self._dispatch))
+        self._limit = training.max_nonfinite_updates
+
+    @property
+    def is_trained(self) -> bool:
+        return self._state is not None
+
+    @property
+    def state(self) -> TrainState:
+        if self._state is None:
+            raise RuntimeError("the critic has no loss yet: a learner calls prepare() with an algorithm that has one")
+        return self._state
+
+    def values(self, batch: TokenBatch) -> tuple[Values, Values]:
+        """Before and after each scored id, 0 at padding, under the critic's weights now."""
+        with span("score", role="critic"):
+            return self._values(self.state.trainable, batch)
+
+    def update(self, micro_batches: Iterable[ValueMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
+        """One update from a mini-batch of `count` micro-batches. Returns its metrics, `critic/…`; raises NonFiniteError as the actor's."""
+        state = self.state
+        assert self._steps is not None, "made together with the state"
+        self._state, report = self._steps.update(state, None, micro_batches, count=count)
+        with span("update", step=step, role="critic"):
+            metrics = read_value_metrics(report)
+        stop_if_nonfinite(self._state, report, limit=self._limit, step=step, optimizer="algorithm.critic.optimizer")
+        return metrics
+
+    def export(self, folder: Path, *, like: Path) -> None:
+        """Write it as a sequence classifier, which `config.path` and transformers can read. like: whose tokenizer's ids it reads."""
+        weights.save_scalar(folder, self.architecture, self.state.trainable, like=like)
+
+
+def in_turn(program: Callable[..., Any], dispatch: contextlib.AbstractContextManager[Any]) -> Callable[..., Any]:
+    """The program, started while no other thread starts one of those that share `dispatch`."""
+
+    def start(*args: Any) -> Any:
+        with dispatch:
+            return program(*args)
+
+    return start
+
+
+def check_critic(config: CriticConfig, codec: Codec, *, context: int, mesh: Mesh | None) -> tuple[Path, ModelConfig] | None:
+    """The folder and architecture of a critic that can read what the actor writes (`codec`, at most `context` ids); reads no weights.
+
+    None where there is no path: then it is the actor's own.
+    """
+    if config.path is None:
+        return None
+    folder = locate(config.path)
+    architecture = weights.load_scalar_config(folder, zero_head=True)
+    if mesh is not None:
+        check_mesh(architecture, mesh)
+    if (folder / "tokenizer.json").is_file() and (other := codec.tokenizer.differences(Tokenizer.load(folder))):
+        raise UserError(
+            f"algorithm.critic.path: {folder} has another tokenizer than the policy: {len(other)} tokens have another id there or none, "
+            f"e.g. {other[0]!r}. The critic reads the policy's ids: take a model of the same vocabulary"
+        )
+    for what, has, needs in (
+        ("ids", architecture.vocab_size, codec.tokenizer.vocab_size),
+        ("positions", architecture.max_positions, context),
+    ):
+        if has < needs:
+            raise UserError(f"algorithm.critic.path: the model in {folder} has {has} {what}, this run uses {needs}")
+    return folder, architecture

@@ -1,0 +1,125 @@
+"""What is asked of the models about a mini-batch before its updates, and the advantages that depend on the answers.
+
+Owns the order: anchor, reference and values of every micro-batch, then, where the algorithm's advantage is a `TokenEstimator`, all its
+episodes at once on the host; and the metrics of what comes out. Who computes the scores is the cluster, how advantages follow from them
+`rl.credit`. The learner calls it once a mini-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from burnish.observe.metrics import MetricCollector
+from burnish.rl.algorithms import Algorithm
+from burnish.rl.batch import TokenBatch, by_sequence, from_sequences
+from burnish.rl.cluster import RLCluster
+from burnish.rl.credit import ScoredEpisode, TokenEstimator, episode_keys, scored_episodes
+from burnish.rl.producer import Chunk
+from burnish.train.step import MicroBatch
+from burnish.train.value import ValueMicroBatch
+
+
+class Scored(NamedTuple):
+    """A micro-batch as the updates take it. critic: None without one. reward_kl: the penalty in the rewards, [R, M], or None."""
+
+    actor: MicroBatch
+    critic: ValueMicroBatch | None
+    reward_kl: np.ndarray | None
+
+
+def score(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> list[Scored]:
+    """Everything that the updates of a mini-batch need, under the policy and the critic that the step began with."""
+    asked = [_ask(cluster, algorithm, chunk) for chunk in chunks]
+    if not isinstance(algorithm.advantage, TokenEstimator):
+        return [_scored(found, found.placed) for found in asked]
+    credited = _credit(algorithm.advantage, asked)
+    return [_scored(found, cluster.place(batch)) for found, batch in zip(asked, credited, strict=True)]
+
+
+class _Asked(NamedTuple):
+    """A micro-batch on the devices, and what the models said about it, [R, M] each."""
+
+    chunk: Chunk
+    placed: TokenBatch
+    old_logps: jax.Array | None
+    ref_logps: jax.Array | None
+    values: jax.Array | None
+    values_after: jax.Array | None
+    reward_kl: np.ndarray | None
+
+
+def _ask(cluster: RLCluster, algorithm: Algorithm, chunk: Chunk) -> _Asked:
+    needed, batch = algorithm.scores_needed, cluster.place(chunk.batch)
+    old = cluster.get_actor_per_token_logps(batch) if "old" in needed else None
+    if algorithm.old == "sampler":
+        old = jnp.asarray(batch.sampler_logps)
+    reference = cluster.get_ref_per_token_logps(batch) if "reference" in needed else None
+    values, after = cluster.get_values(batch) if "values" in needed else (None, None)
+    penalty = None
+    if algorithm.reward_kl is not None and reference is not None:
+        # Without an anchor that was scored, the policy is still the one that sampled: its own log-probs are as good.
+        anchor = batch.sampler_logps if old is None else old
+        penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(anchor, reference))
+    return _Asked(chunk, batch, old, reference, values, after, penalty)
+
+
+def _credit(estimator: TokenEstimator, asked: Sequence[_Asked]) -> list[TokenBatch]:
+    """The host batches of a mini-batch with the advantages and returns of its episodes."""
+    episodes: list[ScoredEpisode] = []
+    present = [by_sequence(found.chunk.batch.mask, found.chunk.batch) for found in asked]
+    for found, here in zip(asked, present, strict=True):
+        batch = found.chunk.batch
+        after = None if found.values_after is None else by_sequence(np.asarray(found.values_after), batch)
+        episodes += scored_episodes(
+            found.chunk.groups,
+            here,
+            values=None if found.values is None else by_sequence(np.asarray(found.values), batch),
+            last_values=None if after is None else {i: float(values[-1]) for i, values in after.items()},
+            kl=None if found.reward_kl is None else by_sequence(found.reward_kl, batch),
+        )
+    answers = {(e.group, e.sample): answer for e, answer in zip(episodes, estimator(episodes), strict=True)}
+    credited = []
+    for found, here in zip(asked, present, strict=True):
+        batch, keys = found.chunk.batch, episode_keys(found.chunk.groups)
+        mine = {i: answers[keys[i]] for i in here}
+        changes = {"advantages": from_sequences({i: answer.advantages for i, answer in mine.items()}, batch)}
+        returns = {i: answer.returns for i, answer in mine.items() if answer.returns is not None}
+        if returns:
+            changes["returns"] = from_sequences(returns, batch)
+        credited.append(dataclasses.replace(batch, **changes))
+    return credited
+
+
+def _scored(found: _Asked, batch: TokenBatch) -> Scored:
+    critic = None if found.values is None else ValueMicroBatch(batch, found.values)
+    return Scored(MicroBatch(batch, found.old_logps, found.ref_logps), critic, found.reward_kl)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- metrics
+
+
+def record_chunks(metrics: MetricCollector, chunks: Sequence[Chunk]) -> None:
+    """What the producer counted and timed."""
+    for chunk in chunks:
+        for name, count in chunk.counts.items():
+            metrics.sum(name, count)
+    metrics.sum("time/rollout_seconds", sum(chunk.rollout_seconds for chunk in chunks))
+
+
+def record_credit(metrics: MetricCollector, scored: Sequence[Scored]) -> None:
+    """The advantages that the updates will see, over scored tokens, and the KL penalty in the rewards."""
+    for part in scored:
+        mask = np.asarray(part.actor.batch.mask)
+        advantages = np.asarray(part.actor.batch.advantages)[mask]
+        metrics.mean("advantage/mean", advantages)
+        metrics.mean("advantage/abs_mean", np.abs(advantages))
+        metrics.max("advantage/max", advantages)
+        metrics.min("advantage/min", advantages)
+        if part.reward_kl is not None:
+            metrics.mean("reward/kl_penalty", part.reward_kl[mask])

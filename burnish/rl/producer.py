@@ -28,6 +28,7 @@ from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
 from burnish.data.stream import PromptStream
 from burnish.observe.trace import span
+from burnish.rl.advantages import group_relative
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Credit, TokenBatch, build_batch, build_micro_batches, fit_shape
 from burnish.rl.batch_plan import BatchPlan
@@ -199,7 +200,9 @@ class Producer(threading.Thread):
             return [group async for group in self._orchestrator.groups(draws)]
 
     def _informative(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups that have an advantage other than 0."""
+        """The groups that have an advantage other than 0; where advantages must wait for scores, those whose rewards differ."""
+        if isinstance(self._algorithm.advantage, TokenEstimator):
+            return informative(groups, credit(groups, group_relative, train_truncated=self._algorithm.train_truncated))
         return informative(groups, self._credit(groups))
 
     def _credit(self, groups: Sequence[Group]) -> Credit:

@@ -343,7 +343,7 @@ def test_padding_rows_of_a_tail_weigh_nothing_B035():
     per_token = np.where(tail.mask, 3.0, np.nan).astype(np.float32)
     for aggregate in (token_mean, sequence_mean, prompt_mean):
         mean = aggregate(per_token, tail)
-        np.testing.assert_allclose([mean.value(), mean.total], [3.0, 3.0 * mean.weight], rtol=1e-6)
+        np.testing.assert_allclose([float(mean.value()), float(mean.total)], [3.0, 3.0 * float(mean.weight)], rtol=1e-6)
 
 
 def test_no_more_micro_batches_than_the_tokens_need_and_rows_no_longer_than_that_takes():

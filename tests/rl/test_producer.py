@@ -418,8 +418,8 @@ def test_data_that_ends_while_resampling_ends_the_run(codec: Codec, on_shortage:
 
 
 def test_dropped_groups_leave_the_loss_and_are_still_counted(codec: Codec) -> None:
-    signal = tied_unless(lambda draw: draw % 3 == 0)
-    for algorithm, carry in (({}, range(6)), ({"zero_signal": "drop"}, (0, 3))):
+    signal, drop = tied_unless(lambda draw: draw % 3 == 0), {"zero_signal": "drop"}
+    for algorithm, carry in (({}, range(6)), (drop, (0, 3)), (drop | {"beta": 0.1, "kl_in": "reward"}, (0, 3))):
         with Line(codec, training={"batch_size": 6}, algorithm=algorithm, reply=signal) as line:
             (chunk,) = line.chunks()
         assert {draw for (_, draw), *_ in scored_ids([chunk])} == set(carry)

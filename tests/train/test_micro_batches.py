@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,9 @@ from burnish.train.step import MicroBatch
 from .tiny_updates import batch, groups, steps_of
 
 
-def summed(micros: list[MicroBatch], aggregation: str = "token_mean") -> tuple[float, dict[str, np.ndarray]]:
+def summed(
+    micros: list[MicroBatch], aggregation: Literal["token_mean", "prompt_mean"] = "token_mean"
+) -> tuple[float, dict[str, np.ndarray]]:
     """Loss, and gradient by leaf, of micro-batches together."""
     steps, state, frozen = steps_of(algorithm=GRPOConfig(aggregation=aggregation))
     totals = steps.zeros(state.trainable, frozen, micros[0])

@@ -47,7 +47,7 @@ def main() -> None:
     model = dataclasses.replace(model, codec=Codec(model.codec.tokenizer, endless))
     rollout = RolloutConfig(max_prompt_tokens=64, slots=32, prefill_rows=4, sampling=SamplingConfig(max_tokens=64))
     optimizer = OptimizerConfig(learning_rate=1e-6)
-    training = TrainingConfig(max_steps=args.steps, batch_size=4, train_micro_batch_size=2, optimizer=optimizer)
+    training = TrainingConfig(max_steps=args.steps, batch_size=4, optimizer=optimizer)
     cluster = RLCluster(model, precision=args.precision, rollout=rollout, training=training)
     precision = cluster.precision
     del model

@@ -5,6 +5,7 @@
   once and a test can't (clone, virtual environment, install) is checked against the tree instead; so are `make` targets, as `make test`
   would never end here.
 - `yaml`: a configuration, or a part of one, that the loader accepts.
+- A block after the line `<!-- file NAME -->` is a file of that name in the folder of every later block of its page; it runs too.
 - A block after the line `<!-- slow -->` runs in `make docs-slow` only, its `make` lines included; there are at most 5.
 """
 
@@ -14,7 +15,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -25,32 +27,39 @@ RUNNABLE = {"python", "bash", "console", "yaml"}
 TO_READ = {"text", "json", "toml"}
 SETUP = ("git clone ", "cd burnish", "python3 -m venv ", "source ", ". .venv", "pip install ")
 FENCE = re.compile(
-    r"(?P<slow><!-- slow -->\n\s*)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+    r"(?P<slow><!-- slow -->\n\s*)?(?:<!-- file (?P<file>[\w.]+) -->\n\s*)?"
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, in which language, whether it is marked slow."""
+    """A fenced block: where it begins, in which language, whether it is marked slow, and the files that blocks before it and it are."""
 
     where: str
     language: str
     text: str
     slow: bool
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_blocks(path: Path) -> list[Block]:
     document = path.read_text(encoding="utf-8")
-    blocks = []
+    blocks: list[Block] = []
+    files: dict[str, str] = {}
     for match in FENCE.finditer(document):
         line = document.count("\n", 0, match.start("language")) + 1
         text = "".join(row.removeprefix(match["indent"]) for row in match["text"].splitlines(keepends=True))
-        blocks.append(Block(f"{path.name}:{line}", match["language"], text, bool(match["slow"])))
+        files = files | ({match["file"]: text} if match["file"] else {})
+        blocks.append(Block(f"{path.name}:{line}", match["language"], text, bool(match["slow"]), files))
     return blocks
 
 
 def run_block(block: Block, folder: Path) -> str:
     """Run a block in `folder`; returns what it printed, raises AssertionError with it when it failed."""
+    for name, text in block.files.items():
+        (folder / name).write_text(text)
     if block.language == "yaml":
         (folder / "block.yaml").write_text(block.text)
         importlib.import_module("burnish.config.loader").load_config(folder / "block.yaml", (), {})
@@ -157,6 +166,16 @@ what a reader sees
 ```text
 not code
 ```
+
+<!-- file said.py -->
+```python
+word = "kept"
+```
+
+```python
+from said import word
+print(word)
+```
 """
 
 
@@ -172,12 +191,16 @@ def test_blocks_are_found_where_they_are(sample: list[Block]) -> None:
         ("sample.md:12", "python", False),
         ("sample.md:18", "console", True),
         ("sample.md:23", "text", False),
+        ("sample.md:28", "python", False),
+        ("sample.md:32", "python", False),
     ]
+    assert [list(b.files) for b in sample] == [[], [], [], [], ["said.py"], ["said.py"]]
     assert sample[1].text.startswith("import os\nprint")
 
 
 def test_blocks_run_as_a_reader_runs_them(sample: list[Block], tmp_path: Path) -> None:
     assert [run_block(block, tmp_path) for block in sample[:3]] == ["hello\n", "False __main__\n", "what a reader types\n"]
+    assert [run_block(block, tmp_path) for block in sample[4:]] == ["", "kept\n"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from burnish.rl.learner import RLLearner
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reward_model import check_reward_model
 from burnish.text.codec import Codec
+from burnish.train.optim import make_optimizer
 
 Report = Callable[[str], None]
 
@@ -90,7 +91,9 @@ def build_learner(
         say(", ".join([*(spec.name for spec in specs), *models]) or "given by the environment")
     with _step("algorithm", report) as say:
         algorithm = algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base)
-        BatchPlan.from_config(config.training, algorithm, config.rollout)
+        plan = BatchPlan.from_config(config.training, algorithm, config.rollout)
+        steps_of_policy = max(1, config.training.max_steps - algorithm.warmup_steps)
+        make_optimizer(config.training.optimizer, total_updates=steps_of_policy * plan.updates_per_step)  # for its check of the schedule
         mesh = build_mesh(config.cluster.actor)
         if mesh is not None:
             check_mesh(architecture, mesh)

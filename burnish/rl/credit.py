@@ -48,7 +48,7 @@ class Turn:
 class ScoredEpisode:
     """An episode with what models said about its T sampled ids.
 
-    token_rewards: float32[T], each reward on the last id of its turn. truncated: cut by a limit, so that more would have followed.
+    token_rewards: float32[T], each reward on the last id of its turn. truncated: a limit ended it before its environment did.
     values: float32[T], the critic's value before each id, and last_value the one after the last. kl: float32[T], the penalty of each id,
     already weighted. None where the algorithm has no such score.
     """
@@ -175,6 +175,11 @@ def returns_to_go(turns: Sequence[Turn], *, gamma: float) -> list[Turn]:
     return found[::-1]
 
 
+def _goes_on(trajectory: Trajectory) -> bool:
+    """Whether more would have followed: a last turn that was cut, but that the environment took as the end, is worth what it was paid."""
+    return trajectory.status is Status.TRUNCATED and not (trajectory.steps and trajectory.steps[-1].done)
+
+
 def _earned(trajectory: Trajectory) -> list[dict[str, float]]:
     """What was given at each step, by reward function; what the functions gave stands at the last."""
     steps = [{} if step.reward is None else {ENVIRONMENT: step.reward} for step in trajectory.steps] or [{}]
@@ -241,7 +246,7 @@ def scored_episodes(
             sample=trajectories[number].sample,
             reward=_episode_reward(trajectories[number]),
             token_rewards=token_rewards(trajectories[number]),
-            truncated=trajectories[number].status is Status.TRUNCATED,
+            truncated=_goes_on(trajectories[number]),
             values=None if values is None else values[number],
             last_value=0.0 if last_values is None else last_values[number],
             kl=None if kl is None else kl[number],

@@ -313,6 +313,14 @@ def test_kl_in_reward_asks_the_estimator_about_penalised_episodes():
         np.testing.assert_allclose(answer.advantages, value, rtol=1e-5)
 
 
+def test_only_a_limit_that_came_before_the_environments_end_is_bootstrapped():
+    """A last turn that was cut, but that the environment took as the end, is an end: else being cut would pay."""
+    for done, status, expected in ((True, Status.TRUNCATED, False), (False, Status.TRUNCATED, True), (True, Status.OK, False)):
+        t = played([1, 2], [None, 1.0], status=status)
+        t.reward, t.steps[-1].done = 1.0, done
+        assert scored_episodes([of(t)], [0])[0].truncated is expected
+
+
 def test_no_penalty_in_the_reward_is_the_estimator_itself():
     groups = [group(0, [1], [[2, 3], [4], [5]]), group(1, [1], [[2], [3, 4, 5]])]
     for number, t in enumerate(t for g in groups for t in g.trajectories):

@@ -5,7 +5,7 @@ seeds 0 to 3, in some 20 s, half of which compiles. The same run at learning rat
 `make learn`; what they reach is in docs/results.md.
 
 PPO plays two turns and hears only at the end how many of its two answers were right, so what the first answer was worth is the critic's to
-find out.
+find out: .06 at first, .99 over the last ten of 120 steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from burnish.agentic.agents import Action
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 
 DIGITS = "01234567"
-STEPS, BEGIN_BELOW, END_ABOVE = 80, 0.2, 0.9
+BEGIN_BELOW, END_ABOVE = 0.2, 0.9
 KIN = ["dr_grpo", "rloo", "gspo", "cispo", "reinforce_pp"]
 
 
@@ -50,7 +50,7 @@ class TwoTurns(BaseTaskEnv):
         return EnvStepResult(self.asked, None, False)
 
 
-def train(folder: Path, algorithm: dict[str, Any], *, learning_rate: float, turns: int = 1) -> list[float]:
+def train(folder: Path, algorithm: dict[str, Any], *, learning_rate: float, turns: int = 1, steps: int = 80) -> list[float]:
     """Mean reward of each step."""
     from burnish import RLCluster, RolloutConfig, TrainingConfig
     from burnish.config.schema import Config
@@ -59,7 +59,7 @@ def train(folder: Path, algorithm: dict[str, Any], *, learning_rate: float, turn
 
     write_tiny_model(folder, alphabet=DIGITS)
     chosen = Config.model_validate({"algorithm": algorithm}).algorithm
-    training = TrainingConfig(max_steps=STEPS, batch_size=8, optimizer={"name": "muon", "learning_rate": learning_rate})
+    training = TrainingConfig(max_steps=steps, batch_size=8, optimizer={"name": "muon", "learning_rate": learning_rate})
     rollout = RolloutConfig(slots=128, prefill_rows=8, decode_chunk=2, max_prompt_tokens=8 * turns, sampling={"max_tokens": 2})
     cluster = RLCluster(folder, precision="f32", training=training, rollout=rollout, critic=getattr(chosen, "critic", None))
     if turns == 1:
@@ -78,8 +78,7 @@ GRPO: dict[str, Any] = {"name": "grpo", "num_generations": 16}
 PPO: dict[str, Any] = {
     "name": "ppo",
     "num_generations": 16,
-    "gae_lambda": 0.9,
-    "critic": {"optimizer": {"name": "muon", "learning_rate": 2e-2}},
+    "critic": {"optimizer": {"name": "muon", "learning_rate": 1e-2}},
 }
 
 
@@ -100,7 +99,7 @@ def test_at_learning_rate_zero_nothing_is_learned(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_ppo_learns_two_turns_from_a_reward_at_the_end(tmp_path: Path) -> None:
-    begin, end = begin_and_end(train(tmp_path / "model", PPO, learning_rate=2e-2, turns=2))
+    begin, end = begin_and_end(train(tmp_path / "model", PPO, learning_rate=1e-2, turns=2, steps=120))
     assert begin < BEGIN_BELOW and end > END_ABOVE
 
 
@@ -108,7 +107,7 @@ def test_ppo_learns_two_turns_from_a_reward_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", KIN)
 def test_its_kin_pass_the_same_threshold(name: str, tmp_path: Path) -> None:
-    begin, end = begin_and_end(train(tmp_path / "model", {"name": name, "num_generations": 16}, learning_rate=2e-2))
+    begin, end = begin_and_end(train(tmp_path / "model", {"name": name, "num_generations": 16}, learning_rate=1e-2, steps=120))
     print(f"{name}: {begin:.2f} -> {end:.2f}")
     assert begin < BEGIN_BELOW and end > END_ABOVE
 
@@ -118,5 +117,5 @@ def test_its_kin_pass_the_same_threshold(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*KIN, "ppo"])
 def test_none_of_them_does_at_learning_rate_zero(name: str, tmp_path: Path) -> None:
     turns = 2 if name == "ppo" else 1
-    begin, end = begin_and_end(train(tmp_path / "model", {"name": name, "num_generations": 16}, learning_rate=0.0, turns=turns))
+    begin, end = begin_and_end(train(tmp_path / "model", {"name": name, "num_generations": 16}, learning_rate=0.0, turns=turns, steps=30))
     assert begin < BEGIN_BELOW and end < BEGIN_BELOW

@@ -85,10 +85,10 @@ def measure(rows: int, length: int) -> dict[str, Any]:
         num_prompts=rows,
         **numbers,
     )
-    options = HeadOptions(train_head=True, head_fn=entropy)
+    options = HeadOptions(chunk=256, train_head=True, head_fn=entropy)
 
     def loss(params: Any, batch: TokenBatch) -> tuple[Any, Any]:
-        logps, extras = policy_scores(config, params, batch, options=options, remat=True)
+        logps, extras = policy_scores(config, params, batch, options=options, remat="nested")
         return -jnp.sum(logps * batch.advantages), jnp.sum(extras["entropy"])
 
     compiled = jax.jit(jax.grad(loss, has_aux=True)).lower(params, batch).compile()

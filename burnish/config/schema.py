@@ -206,8 +206,9 @@ class TrainingConfig(Section):
     """Prompts in one scoring pass; divides `batch_size`. Planned and checked only: scoring still goes by `train_micro_batch_size`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer and schedule."""
-    remat: bool | Literal["auto"] = "auto"
-    """Recompute each layer in the backward pass. `auto`: only when every weight is trained."""
+    remat: bool | Literal["auto", "nested"] = "auto"
+    """Recompute each layer in the backward pass; `nested` keeps fewer layers' inputs for one more forward pass. `auto`: true when every
+    weight is trained."""
     head_chunk: Positive = 512
     """Tokens whose logits exist at one time."""
     eval_every: Positive | None = None

@@ -17,7 +17,7 @@ from burnish.models import transformer
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig, Precision
 from burnish.models.sharding import shardings
-from burnish.models.transformer import Params, ParamSpec, dot, forward
+from burnish.models.transformer import Params, ParamSpec, Remat, dot, forward
 
 
 def spec(config: ModelConfig) -> Params:
@@ -45,7 +45,7 @@ def token_scalars(
     visibility: Visibility,
     *,
     precision: Precision = "f32",
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "B T"]:
     """The score of every token: what the model says after having read it and all that it sees. The head's product is in float32 always."""
     hidden = forward(config, params["decoder"], tokens, positions, visibility, precision=precision, remat=remat)

@@ -25,6 +25,11 @@ from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision, RopeConfig
 
 Params = dict[str, Any]
+Remat = bool | Literal["nested"]
+"""How much a backward pass computes again: see `forward`."""
+
+MLP_TOKENS = 1024
+"""Tokens of a part of the MLP, where it goes in parts: its hidden arrays are several times as wide as the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +260,12 @@ def block(
     *,
     adapter: Adapter | None = None,
     precision: Precision = "f32",
+    mlp_parts: int = 1,
 ) -> tuple[Float[Array, "*n D"], Any]:
-    """One layer on the float32 residual stream; returns it and what `attend` kept. `layer` and `adapter.pairs` are one layer's slice."""
+    """One layer on the float32 residual stream; returns it and what `attend` kept. `layer` and `adapter.pairs` are one layer's slice.
+
+    mlp_parts: over how many parts of the tokens the MLP goes, one after another, keeping nothing inside for a backward pass.
+    """
     linear = partial(project, layer=layer, adapter=adapter, precision=precision)
     normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
     q = linear("q", x=normed).reshape(*x.shape[:-1], config.num_heads, config.head_dim)
@@ -266,10 +275,20 @@ def block(
         q, k = rms_norm(q, layer["q_norm"], config.norm_eps), rms_norm(k, layer["k_norm"], config.norm_eps)
     mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
     x = checkpoint_name(x + linear("o", x=mixed.reshape(*x.shape[:-1], -1)), KEPT)
-    normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    gate, up = checkpoint_name(linear("gate", x=normed), KEPT), checkpoint_name(linear("up", x=normed), KEPT)
-    x = x + linear("down", x=jax.nn.silu(gate) * up)
-    return x, kept
+
+    def mlp(x: Array) -> Array:
+        normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
+        gate, up = checkpoint_name(linear("gate", x=normed), KEPT), checkpoint_name(linear("up", x=normed), KEPT)
+        return linear("down", x=jax.nn.silu(gate) * up)
+
+    return x + (mlp(x) if mlp_parts == 1 else _in_parts(mlp, x, mlp_parts)), kept
+
+
+def _in_parts(f: Callable[[Array], Array], x: Float[Array, "B T D"], parts: int) -> Float[Array, "B T D"]:
+    """`f` of parts of the columns in turn; rows stay whole, as a mesh may have spread them."""
+    rows, length, width = x.shape
+    cut = x.reshape(rows, parts, length // parts, width).swapaxes(0, 1)
+    return jax.lax.map(jax.checkpoint(f, prevent_cse=False), cut).swapaxes(0, 1).reshape(x.shape)
 
 
 def embed(params: Params, tokens: Int[Array, "*n"]) -> Float[Array, "*n D"]:
@@ -285,9 +304,14 @@ def forward(
     *,
     adapter: Adapter | None = None,
     precision: Precision = "f32",
-    remat: bool = False,
+    remat: Remat = False,
 ) -> Float[Array, "B T D"]:
-    """Final hidden states (normalised, float32) of packed rows. Multiply by `head_matrix` for logits."""
+    """Final hidden states (normalised, float32) of packed rows. Multiply by `head_matrix` for logits.
+
+    remat: what a backward pass computes again: the cheap parts of a layer (False); a layer, of which only the input is kept (True), its
+    MLP in parts of some `MLP_TOKENS`; or besides, the inputs of all but every n-th layer, n about the root of their number ("nested": one
+    more forward pass; Chen et al., 2016, arXiv:1604.06174).
+    """
     angles = rope_angles(config, positions)
 
     def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
@@ -296,10 +320,20 @@ def forward(
     def body(x: Array, inputs: tuple[Params, Params | None]) -> tuple[Array, None]:
         layer, pairs = inputs
         own = None if adapter is None else Adapter(pairs or {}, adapter.scale)
-        return block(config, layer, x, angles, attend, adapter=own, precision=precision)
+        return block(config, layer, x, angles, attend, adapter=own, precision=precision, mlp_parts=mlp_parts)
 
-    pairs = None if adapter is None else adapter.pairs
+    mlp_parts = _divisor(tokens.shape[1], at_most=max(1, tokens.size // MLP_TOKENS)) if remat else 1
+    layers = params["layers"], None if adapter is None else adapter.pairs
     policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
     body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-    x, _ = jax.lax.scan(body, embed(params, tokens), (params["layers"], pairs))
+    if remat == "nested":
+        groups = _divisor(config.num_layers, at_most=math.isqrt(config.num_layers) + 1)
+        layers = jax.tree.map(lambda w: w.reshape(groups, -1, *w.shape[1:]), layers)
+        body = jax.checkpoint(partial(jax.lax.scan, body), prevent_cse=False)
+    x, _ = jax.lax.scan(body, embed(params, tokens), layers)
     return rms_norm(x, params["final_norm"], config.norm_eps)
+
+
+def _divisor(whole: int, *, at_most: int) -> int:
+    """The largest divisor up to a limit."""
+    return max(d for d in range(1, at_most + 1) if whole % d == 0)

@@ -69,7 +69,7 @@ class Critic:
         else:
             _, params = weights.load_scalar(self._folder, mesh=self._mesh, zero_head=True)
         self._state = init_state(params, optimizer)
-        remat = training.remat in ("auto", True)
+        remat = True if training.remat == "auto" else training.remat
         steps = make_value_steps(self.architecture, value_loss, aggregate, optimizer, precision=self._precision, remat=remat)
         self._steps = steps.mapped(lambda program: in_turn(program, self._dispatch))
         self._limit = training.max_nonfinite_updates

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision, forward, head_matrix
+from burnish.models.transformer import Adapter, Params, Precision, Remat, forward, head_matrix
 from burnish.rl.batch import TokenBatch
 
 HeadFn = Callable[[Float[Array, "C V"], Any], dict[str, Float[Array, " C"]]]
@@ -66,7 +66,7 @@ def policy_scores(
     *,
     adapter: Adapter | None = None,
     options: HeadOptions = HeadOptions(),
-    remat: bool = False,
+    remat: Remat = False,
     aux: Any = None,
 ) -> tuple[Float[Array, "R M"], dict[str, Float[Array, "R M"]]]:
     """The policy's log-probs of a batch's scored ids, and what `options.head_fn` makes of the same logits. Differentiable."""

@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int32
 
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision
+from burnish.models.transformer import Adapter, Params, Precision, Remat
 from burnish.pytree import pytree
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Scores, TokenBatch
@@ -91,7 +91,7 @@ def make_steps(
     *,
     lora_scale: float | None,
     precision: Precision = "f32",
-    remat: bool = False,
+    remat: Remat = False,
     head_chunk: int = 512,
 ) -> Steps[MicroBatch]:
     """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included."""

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
 from burnish.models.scalar_head import token_scalars
-from burnish.models.transformer import Params, Precision
+from burnish.models.transformer import Params, Precision, Remat
 from burnish.observe.metrics import Metric
 from burnish.rl.aggregate import Aggregate
 from burnish.rl.batch import TokenBatch
@@ -41,7 +41,7 @@ class ValueMicroBatch(NamedTuple):
 
 
 def batch_values(
-    config: ModelConfig, params: Params, batch: TokenBatch, *, precision: Precision = "f32", remat: bool = False
+    config: ModelConfig, params: Params, batch: TokenBatch, *, precision: Precision = "f32", remat: Remat = False
 ) -> tuple[Values, Values]:
     """The values before and after each scored id, float32, 0 at padding. Differentiable.
 
@@ -73,7 +73,7 @@ def make_value_steps(
     optimizer: Optimizer,
     *,
     precision: Precision = "f32",
-    remat: bool = True,
+    remat: Remat = True,
 ) -> Steps[ValueMicroBatch]:
     """The programs of a critic's update; `base` is None for them. `read_value_metrics` reads their reports."""
 

@@ -39,7 +39,7 @@ PLANTED = {
         "training: {optimizer: {schedule: cosin}}",
         "training.optimizer.schedule: expected 'constant', 'linear' or 'cosine', got 'cosin'; did you mean `cosine`?",
     ),
-    "neither branch of a union": ("training: {remat: 3}", "training.remat: expected true or false or 'auto', got 3"),
+    "neither branch of a union": ("training: {remat: 3}", "training.remat: expected true or false or 'auto' or 'nested', got 3"),
     "unknown axis": ("cluster: {actor: {axes: {dataa: 2}}}", "cluster.actor.axes.dataa: expected 'data', 'fsdp' or 'tp', got 'dataa'"),
     "value for a section": ("training: 5", "training: expected a mapping of options, got 5"),
     "empty section": ("training:", "training: expected a mapping of options, got null"),

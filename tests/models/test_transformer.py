@@ -5,10 +5,14 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jaxtyping import Array
 
+from burnish.config.schema import LoraConfig
 from burnish.models.attention import Visibility
-from burnish.models.transformer import Params, Precision, dot, forward, init
+from burnish.models.config import ModelConfig
+from burnish.models.lora import init_adapter
+from burnish.models.transformer import MLP_TOKENS, Adapter, Params, Precision, Remat, dot, forward, init
 from burnish.testing.check_family import lively_params
 from burnish.testing.tiny import tiny_config
 
@@ -17,17 +21,38 @@ TOKENS = jnp.arange(12, dtype=jnp.int32)[None]
 RULE = Visibility(jnp.ones_like(TOKENS), jnp.zeros_like(TOKENS))
 
 
-def gradient(params: Params, *, remat: bool = False, precision: Precision = "f32") -> Params:
+def gradient(
+    params: Params, *, config: ModelConfig = CONFIG, tokens: Array = TOKENS, remat: Remat = False, precision: Precision = "f32"
+) -> Params:
+    rule = Visibility(jnp.ones_like(tokens), jnp.zeros_like(tokens))
+
     def loss(params: Params) -> Array:
-        return jnp.sin(forward(CONFIG, params, TOKENS, TOKENS, RULE, remat=remat, precision=precision)).mean()
+        return jnp.sin(forward(config, params, tokens, tokens, rule, remat=remat, precision=precision)).mean()
 
     return jax.jit(jax.grad(loss))(params)
 
 
-def test_computing_layers_again_changes_no_gradient() -> None:
-    params = lively_params(CONFIG)
-    for kept, again in zip(jax.tree.leaves(gradient(params)), jax.tree.leaves(gradient(params, remat=True)), strict=True):
+@pytest.mark.parametrize("remat", [True, "nested"])
+@pytest.mark.parametrize("length", [12, MLP_TOKENS], ids=["short", "MLP in two parts"])
+def test_computing_layers_again_changes_no_gradient(remat: Remat, length: int) -> None:
+    """Six layers, so that nested means two groups of three."""
+    config = replace(CONFIG, num_layers=6)
+    tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32) % config.vocab_size, (2, length))
+    params = lively_params(config)
+    expected, found = (gradient(params, config=config, tokens=tokens, remat=r) for r in (False, remat))
+    for kept, again in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(again, kept, atol=1e-6)
+
+
+def test_an_adapter_is_scanned_with_its_layers_in_groups() -> None:
+    config = replace(CONFIG, num_layers=6)
+    adapter = init_adapter(config, LoraConfig(rank=2), jax.random.key(0))
+    pairs = jax.tree.map(lambda x: x + 0.1, adapter.pairs)
+    params = lively_params(config)
+    plain, nested = (
+        forward(config, params, TOKENS, TOKENS, RULE, adapter=Adapter(pairs, adapter.scale), remat=remat) for remat in (False, "nested")
+    )
+    np.testing.assert_allclose(nested, plain, atol=1e-5)
 
 
 def test_bf16_gradients_point_where_float32_gradients_do() -> None:

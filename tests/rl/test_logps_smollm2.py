@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 TEMPERATURES, TOP_PS = (0.7, 1.0, 1.3), (1.0, 0.9)
-QUESTIONS = ("What is 3 + 5?", "Name a river in France.", "Why is the sky blue?", "Write a word that rhymes with tree.")
+QUESTIONS = (
+    "What is 3 + 5?",
+    "Name a river in France.",
+    "Why is the sky blue?",
+    "Write a word that rhymes with tree.",
+    "What is the capital of Japan?",
+    "How many legs has a spider?",
+    "Say something kind.",
+    "What do bees make?",
+    "Count from one to ten.",
+    "Is water wet?",
+)
 
 
 @pytest.mark.smollm2
@@ -27,7 +38,7 @@ def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: floa
     from burnish.types import Group, Prompt, Request, SamplingParams, Trajectory
 
     model = Model.load("smollm2-135m")
-    rollout = RolloutConfig(slots=32, prefill_rows=4, max_prompt_tokens=64, sampling={"max_tokens": 24})
+    rollout = RolloutConfig(slots=64, prefill_rows=8, max_prompt_tokens=64, sampling={"max_tokens": 24})
     cluster = RLCluster(model, precision=precision, rollout=rollout)
     prompts = [model.codec.template.encode([{"role": "user", "content": question}]) for question in QUESTIONS]
     settings = list(itertools.product(TEMPERATURES, TOP_PS))
@@ -63,5 +74,5 @@ def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: floa
         gap = np.abs(logps - np.asarray(batch.sampler_logps))[np.asarray(batch.mask)]
         with capsys.disabled():
             print(f"\n{precision} T={temperature} top_p={top_p}: mean {gap.mean():.2e}, p99 {np.quantile(gap, 0.99):.2e}, {gap.size} ids")
-        assert gap.size > 50
+        assert gap.size > 120
         assert gap.mean() <= limit

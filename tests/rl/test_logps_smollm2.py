@@ -1,7 +1,7 @@
 """The promise on the real model: the sampler and the trainer say the same of an id's probability, whatever the support.
 
-At bf16 the slightest difference in the order of a sum flips some rounding, and flips spread: measured .0085 over all ids, .0057 to .0103 in a
-setting (docs/results.md), hence two limits there, .01 over all and .0125 each.
+At bf16 the slightest difference in the order of a sum flips some rounding, and flips spread: measured .0085 over all ids, .0057 to
+.0103 in a setting (docs/results.md), hence two limits there, .01 over all and .0125 each.
 """
 
 from __future__ import annotations

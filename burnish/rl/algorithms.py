@@ -78,7 +78,7 @@ def from_config(
     config: AnyAlgorithmConfig,
     *,
     loss: Loss | None = None,
-    advantage: Estimator | None = None,
+    advantage: Estimator | TokenEstimator | None = None,
     max_tokens: int | None = None,
     base: Path = Path(),
 ) -> Algorithm:
@@ -227,6 +227,11 @@ def _check(config: AnyAlgorithmConfig, estimator: Estimator | TokenEstimator, *,
             f"algorithm.credit is {config.credit}, but "
             + (f"{config.name} credits every token by itself" if by_token else "a KL penalty in the reward is credited to whole episodes")
             + ": use trajectory, or kl_in: loss"
+        )
+    if own_advantage and isinstance(config, options.PPOConfig) and not by_token:
+        raise UserError(
+            f"algorithm.advantage is your own, but the critic of {config.name} learns the returns that GAE gives beside the advantages: "
+            "use an algorithm without a critic, or pass a TokenEstimator that gives returns"
         )
     if config.gamma < 1 and config.credit != "return_to_go" and not by_token:
         raise UserError(f"algorithm.gamma is {config.gamma}, but credit by {config.credit} discounts nothing: use return_to_go, or gamma 1")

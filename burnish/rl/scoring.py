@@ -36,9 +36,12 @@ class Scored(NamedTuple):
 def score(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> list[Scored]:
     """Everything that the updates of a mini-batch need, under the policy and the critic that the step began with."""
     asked = [_ask(cluster, algorithm, chunk) for chunk in chunks]
+    with_critic = algorithm.value_loss is not None
     if not isinstance(algorithm.advantage, TokenEstimator):
+        if with_critic:
+            raise ValueError(_NO_RETURNS)
         return [_scored(found, found.placed) for found in asked]
-    credited = _credit(algorithm.advantage, asked)
+    credited = _credit(algorithm.advantage, asked, with_returns=with_critic)
     return [_scored(found, cluster.place(batch)) for found, batch in zip(asked, credited, strict=True)]
 
 
@@ -69,8 +72,11 @@ def _ask(cluster: RLCluster, algorithm: Algorithm, chunk: Chunk) -> _Asked:
     return _Asked(chunk, batch, old, reference, values, after, penalty)
 
 
-def _credit(estimator: TokenEstimator, asked: Sequence[_Asked]) -> list[TokenBatch]:
-    """The host batches of a mini-batch with the advantages and returns of its episodes."""
+_NO_RETURNS = "a critic learns returns, and the algorithm's advantage gives none: use a TokenEstimator that does, such as gae"
+
+
+def _credit(estimator: TokenEstimator, asked: Sequence[_Asked], *, with_returns: bool) -> list[TokenBatch]:
+    """The host batches of a mini-batch with the advantages and returns of its episodes. with_returns: a critic needs the latter."""
     episodes: list[ScoredEpisode] = []
     present = [by_sequence(found.chunk.batch.mask, found.chunk.batch) for found in asked]
     for found, here in zip(asked, present, strict=True):
@@ -90,6 +96,8 @@ def _credit(estimator: TokenEstimator, asked: Sequence[_Asked]) -> list[TokenBat
         mine = {i: answers[keys[i]] for i in here}
         changes = {"advantages": from_sequences({i: answer.advantages for i, answer in mine.items()}, batch)}
         returns = {i: answer.returns for i, answer in mine.items() if answer.returns is not None}
+        if with_returns and len(returns) < len(mine):
+            raise ValueError(_NO_RETURNS)
         if returns:
             changes["returns"] = from_sequences(returns, batch)
         credited.append(dataclasses.replace(batch, **changes))

@@ -131,6 +131,7 @@ def test_each_algorithm_has_its_own_advantage(config, scope, values):
         (PPOConfig(zero_signal="drop"), "zero_signal is drop, but ppo compares no group"),
         (ReinforcePPConfig(zero_signal="resample"), "reinforce_pp compares no group"),
         (PPOConfig(credit="turn"), "credit is turn, but ppo credits every token by itself"),
+        (PPOConfig(advantage=FunctionConfig(fn="burnish.rl.advantages:maxrl")), "the critic of ppo learns the returns"),
         (GRPOConfig(beta=0.1, kl_in="reward", credit="turn"), "credited to whole episodes"),
         (GRPOConfig(gamma=0.9), "gamma is 0.9, but credit by trajectory discounts nothing"),
         (GDPOConfig(beta=0.1, kl_in="reward"), "gdpo normalises each reward"),

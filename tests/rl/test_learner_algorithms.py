@@ -14,7 +14,9 @@ from burnish.config.algorithms import PPOConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import Config, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
+from burnish.rl.advantages import group_relative
 from burnish.rl.cluster import RLCluster
+from burnish.rl.credit import TokenEstimator, discounted_returns
 from burnish.rl.learners import ConfiguredLearner, GRPOLearner, PPOLearner
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.rl.runs import ROWS, assert_same, differs, digits_reward, host
@@ -87,6 +89,14 @@ def test_several_updates_a_step_keep_the_values_that_the_mini_batch_began_with(m
     learner = make(model, {"name": "ppo", "num_iterations": 2, "value_clip": 1e-4}, max_steps=1, train_micro_batch_size=2)
     (metrics,) = learner.train().history
     assert metrics["policy/ratio_max"] > 1.0 and int(learner.cluster.state.updates) == 2
+
+
+@pytest.mark.parametrize("advantage", [group_relative, TokenEstimator(discounted_returns)], ids=["by episode", "by token"])
+def test_an_advantage_without_returns_is_refused_where_a_critic_would_learn_0(model: Model, advantage: Any) -> None:
+    learner = make(model, {"name": "ppo"}, max_steps=1)
+    learner._algorithm = dataclasses.replace(learner._algorithm, advantage=advantage)
+    with pytest.raises(ValueError, match="a critic learns returns, and the algorithm's advantage gives none"):
+        learner.train()
 
 
 class Forgetful(RLCluster):

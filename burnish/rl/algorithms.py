@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -88,8 +89,8 @@ def from_config(
     `fixed_length_mean` divides by where `fixed_length` isn't set. base: the folder that `./file.py:fn` names start from. Raises
     `UserError` for options that contradict each other, before anything is sampled.
     """
-    loss = loss or _users(config.loss, "loss", base, reserved=("scores", "batch"))
-    advantage = advantage or _users(config.advantage, "advantage", base, reserved=("rewards", "group_ids", "valid"))
+    loss = loss or _users(config.loss, "loss", base, reserved=())
+    advantage = advantage or _users(config.advantage, "advantage", base, reserved=("valid",))
     in_reward = config.beta > 0 and config.kl_in == "reward"
     estimator = _advantage(config, in_reward=in_reward) if advantage is None else advantage
     _check(config, estimator, own_advantage=advantage is not None, in_reward=in_reward)
@@ -246,5 +247,6 @@ def _users(config: FunctionConfig | None, kind: str, base: Path, *, reserved: tu
     if config is None:
         return None
     fn = resolve(config.fn, kind=kind, base=base)
-    check_options(fn, config.options, what=f"{kind} `{config.fn}`", reserved=reserved)
+    given = [*inspect.signature(fn).parameters][:2]  # by position, so under any name
+    check_options(fn, config.options, what=f"{kind} `{config.fn}`", reserved={*given, *reserved}, complete=True)
     return functools.partial(fn, **config.options)

@@ -207,6 +207,7 @@ def test_a_users_functions_are_named_with_options_that_are_checked(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import numpy as np\nfrom burnish.rl.advantages import Advantages\n\n"
         "def half(scores, batch, *, factor=0.5):\n    return -factor * scores.logps * batch.advantages, {}\n\n"
+        "def bare(s, b, *, factor):\n    return half(s, b, factor=factor)\n\n"
         "def raw(rewards, group_ids, *, valid):\n    return Advantages(np.array(rewards, np.float32), valid)\n"
     )
     named = {"loss": FunctionConfig(fn="./mine.py:half", options={"factor": 3.0}), "advantage": FunctionConfig(fn="./mine.py:raw")}
@@ -215,6 +216,8 @@ def test_a_users_functions_are_named_with_options_that_are_checked(tmp_path):
     assert algorithm.advantage([2.0], ["g"], valid=np.ones(1, bool)).values.tolist() == [2.0]
     with pytest.raises(UserError, match="loss `./mine.py:half`: it takes no `factr`; did you mean `factor`"):
         from_config(GRPOConfig(loss=FunctionConfig(fn="./mine.py:half", options={"factr": 3.0})), base=tmp_path)
+    with pytest.raises(UserError, match="loss `./mine.py:bare`: it needs `factor`"):
+        from_config(GRPOConfig(loss=FunctionConfig(fn="./mine.py:bare")), base=tmp_path)
 
 
 def test_a_users_own_loss_and_advantage_are_one_function_each():

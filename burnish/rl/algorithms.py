@@ -97,7 +97,7 @@ def from_config(
     if in_reward and not isinstance(estimator, TokenEstimator):
         estimator = TokenEstimator(functools.partial(kl_in_reward, estimator=estimator))
     kl = {"k1": k1, "k2": k2, "k3": k3}[config.kl_estimator]
-    policy_loss = _policy_loss(config) if loss is None else loss
+    policy_loss = _policy_loss(config) if loss is None else losses.one_a_token(loss)
     if config.importance is not None and config.old != "sampler":
         policy_loss = off_policy.weighted(policy_loss, **config.importance.model_dump())
     if config.beta > 0 and not in_reward:

@@ -223,6 +223,21 @@ def with_entropy_bonus(loss: Loss, *, coefficient: float) -> Loss:
     return rewarded
 
 
+def one_a_token(loss: Loss) -> Loss:
+    """The loss, refused if it doesn't answer with one value a scored token: a mean of its own would be spread over them, unnoticed."""
+
+    def checked(scores: Scores, batch: TokenBatch, /) -> tuple[PerToken, Metrics]:
+        per_token, metrics = loss(scores, batch)
+        if jnp.shape(per_token) != batch.mask.shape:
+            raise ValueError(
+                f"a loss must give one value a scored token, shape {batch.mask.shape}, and leave the mean to algorithm.aggregation; got "
+                f"shape {jnp.shape(per_token)}"
+            )
+        return per_token, metrics
+
+    return checked
+
+
 def clipped_value(values: PerToken, old_values: PerToken, batch: TokenBatch, /, *, clip: float | None = 0.2) -> tuple[PerToken, Metrics]:
     """Half the squared error of the critic to the returns, held where a value has left the old one by more than `clip`.
 

@@ -234,6 +234,13 @@ def test_a_users_own_loss_and_advantage_are_one_function_each():
     assert loss_of(dataclasses.replace(algorithm, loss=squared)) == pytest.approx(math.log(2) ** 2 / 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("importance", [ImportanceConfig(), None])
+def test_a_users_loss_that_takes_a_mean_itself_is_refused(importance):
+    algorithm = from_config(GRPOConfig(importance=importance), loss=lambda scores, batch: (jnp.mean(scores.logps * batch.advantages), {}))
+    with pytest.raises(ValueError, match=r"one value a scored token, shape \(1, 2\).*got shape \(\)"):
+        loss_of(algorithm)
+
+
 def test_a_record_runs_under_jit_and_grad():
     algorithm = from_config(GRPOConfig(beta=0.1))
 

@@ -33,11 +33,10 @@ from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster, build_mesh, longest_sequence
 from burnish.rl.critic import check_critic
-from burnish.rl.learner import RLLearner
+from burnish.rl.learner import RLLearner, planned_updates
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reward_model import check_reward_model
 from burnish.text.codec import Codec
-from burnish.train.optim import make_optimizer
 
 Report = Callable[[str], None]
 
@@ -92,12 +91,11 @@ def build_learner(
     with _step("algorithm", report) as say:
         algorithm = algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base)
         plan = BatchPlan.from_config(config.training, algorithm, config.rollout)
-        steps_of_policy = max(1, config.training.max_steps - algorithm.warmup_steps)
-        make_optimizer(config.training.optimizer, total_updates=steps_of_policy * plan.updates_per_step)  # for its check of the schedule
+        critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
+        planned_updates(algorithm, config.training, plan, critic)  # for its check of warm-ups and schedules
         mesh = build_mesh(config.cluster.actor)
         if mesh is not None:
             check_mesh(architecture, mesh)
-        critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
         if critic is not None:
             check_critic(critic, codec, context=longest_sequence(config.rollout, architecture), mesh=mesh)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")

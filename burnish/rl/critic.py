@@ -35,6 +35,9 @@ from burnish.train.state import TrainState, init_state, stop_if_nonfinite
 from burnish.train.step import Steps
 from burnish.train.value import ValueMicroBatch, Values, make_value_steps, make_values, read_value_metrics
 
+OPTIMIZER = "algorithm.critic.optimizer"
+"""Where the critic's optimizer stands in a configuration."""
+
 
 class Critic:
     """A decoder with a scalar head, of which every weight is trained in float32.
@@ -63,7 +66,7 @@ class Critic:
 
     def prepare(self, actor: Params, value_loss: ValueLoss, aggregate: Aggregate, *, training: TrainingConfig, total_updates: int) -> None:
         """Read the weights, start the optimizer, take the loss. actor: the actor's first weights, which aren't changed."""
-        optimizer = make_optimizer(self._config.optimizer, total_updates=total_updates)
+        optimizer = make_optimizer(self._config.optimizer, total_updates=total_updates, key=OPTIMIZER)
         if self._folder is None:
             params = with_zero_score(self.architecture, actor, mesh=self._mesh)
         else:
@@ -96,7 +99,7 @@ class Critic:
         self._state, report = self._steps.update(state, None, micro_batches, count=count)
         with span("update", step=step, role="critic"):
             metrics = read_value_metrics(report)
-        stop_if_nonfinite(self._state, report, limit=self._limit, step=step, optimizer="algorithm.critic.optimizer")
+        stop_if_nonfinite(self._state, report, limit=self._limit, step=step, optimizer=OPTIMIZER)
         return metrics
 
     def export(self, folder: Path, *, like: Path) -> None:

@@ -36,6 +36,7 @@ from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster
+from burnish.rl.critic import OPTIMIZER
 from burnish.rl.evaluation import Evaluation, evaluate
 from burnish.rl.handoff import Handoff, VersionGate
 from burnish.rl.producer import Chunk, Producer
@@ -99,14 +100,7 @@ class RLLearner:
         self._rollout = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         self._run = run or RunSection()
         self._plan = BatchPlan.from_config(self._training, algorithm, self._rollout)
-        if algorithm.warmup_steps >= self._training.max_steps:
-            raise UserError(
-                f"the critic warms up for {algorithm.warmup_steps} steps and training.max_steps is {self._training.max_steps}: the policy "
-                "would never learn; shorten the warm-up, or train longer"
-            )
-        self._critic_updates = self._training.max_steps * self._plan.updates_per_step
-        self._total_updates = self._critic_updates - algorithm.warmup_steps * self._plan.updates_per_step
-        make_optimizer(self._training.optimizer, total_updates=self._total_updates)  # a schedule that can't be is an error here already
+        self._total_updates, self._critic_updates = planned_updates(algorithm, self._training, self._plan, critic)
         # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
         needed = algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and self._plan.updates_per_step > 1 else set())
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
@@ -316,6 +310,21 @@ class RLLearner:
         self.close()
 
 
+def planned_updates(algorithm: Algorithm, training: TrainingConfig, plan: BatchPlan, critic: CriticConfig | None) -> tuple[int, int]:
+    """How many updates the policy and the critic get in a whole run. Raises `UserError` where a warm-up or a schedule has no room."""
+    if algorithm.warmup_steps >= training.max_steps:
+        raise UserError(
+            f"the critic warms up for {algorithm.warmup_steps} steps and training.max_steps is {training.max_steps}: the policy would "
+            "never learn; shorten the warm-up, or train longer"
+        )
+    critics = training.max_steps * plan.updates_per_step
+    policys = critics - algorithm.warmup_steps * plan.updates_per_step
+    make_optimizer(training.optimizer, total_updates=policys)  # for its check of the schedule
+    if critic is not None:
+        make_optimizer(critic.optimizer, total_updates=critics, key=OPTIMIZER)
+    return policys, critics
+
+
 def evaluation_samplings(rollout: RolloutConfig, *, compare: bool) -> dict[str, SamplingConfig]:
     """How held-out prompts are sampled, by label: as `rollout.evaluation` says, and with `compare` at the training temperature too."""
     evaluation, training = rollout.evaluation, rollout.sampling
@@ -336,4 +345,4 @@ def _codec(policy: RLCluster | Model | str | Path) -> Codec:
     return policy.codec if isinstance(policy, Model) else Codec.load(locate(str(policy)))
 
 
-__all__ = ["RLLearner", "TrainResult", "evaluation_samplings"]
+__all__ = ["RLLearner", "TrainResult", "evaluation_samplings", "planned_updates"]

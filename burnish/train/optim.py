@@ -31,9 +31,9 @@ class Optimizer(NamedTuple):
     max_grad_norm: float | None
 
 
-def make_optimizer(config: OptimizerConfig, *, total_updates: int) -> Optimizer:
-    """total_updates: how many updates the run makes, where the config doesn't say."""
-    schedule = make_schedule(config, total_updates=config.total_updates or total_updates)
+def make_optimizer(config: OptimizerConfig, *, total_updates: int, key: str = "training.optimizer") -> Optimizer:
+    """total_updates: how many updates the run makes, where the config doesn't say. key: where the config stands, for its errors."""
+    schedule = make_schedule(config, total_updates=config.total_updates or total_updates, key=key)
     transform = _rule(config, schedule)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -44,12 +44,12 @@ def make_optimizer(config: OptimizerConfig, *, total_updates: int) -> Optimizer:
     return Optimizer(optax.GradientTransformation(transform.init, update), schedule, config.max_grad_norm)
 
 
-def make_schedule(config: OptimizerConfig, *, total_updates: int) -> Schedule:
+def make_schedule(config: OptimizerConfig, *, total_updates: int, key: str = "training.optimizer") -> Schedule:
     """0 rising to the peak over `warmup_updates`, then constant, or falling to `min_ratio` of the peak at `total_updates`."""
     peak, warmup = config.learning_rate, config.warmup_updates
     if config.schedule != "constant" and total_updates <= warmup:
         raise UserError(
-            f"a {config.schedule} schedule of {total_updates} updates has no room after a warm-up of {warmup}: shorten the warm-up"
+            f"{key}: a {config.schedule} schedule of {total_updates} updates has no room after a warm-up of {warmup}: shorten the warm-up"
         )
     falling = total_updates - warmup
     if config.schedule == "constant":

@@ -100,6 +100,11 @@ def replaced(task: Path, file: str, text: str) -> None:
         ("data.train=[{path: nowhere.jsonl}]", "nowhere.jsonl"),
         ("reward_model={path: nowhere}", "rewards: no model at 'nowhere'"),
         ("reward_model={path: '${model.path}'}", "is a language model, which gives no score"),
+        ("algorithm={name: ppo, critic: {warmup_steps: 2}}", "algorithm: the critic warms up for 2 steps"),
+        (
+            "algorithm={name: ppo, critic: {optimizer: {schedule: cosine, warmup_updates: 9}}}",
+            "algorithm.critic.optimizer: a cosine schedule of 2 updates has no room after a warm-up of 9",
+        ),
         ("algorithm={name: ppo, critic: {path: nowhere}}", "algorithm: no model at 'nowhere'"),
     ],
 )

@@ -159,8 +159,8 @@ def _sources(config: Config, sources: Sequence[SourceConfig], base: Path) -> lis
 def _source(config: Config, source: SourceConfig, base: Path) -> Source:
     shape = {"prompt_key": config.data.prompt_key, "system_prompt": config.data.system_prompt}
     if source.path is not None:
-        path = Path(source.path)
-        return from_file(path if path.is_file() or path.is_absolute() else base / path, name=source.path, **shape)
+        near, here = base / source.path, Path(source.path)
+        return from_file(here if here.is_file() and not near.is_file() else near, name=source.path, **shape)
     recipe = source.recipe or ""
     create = resolve(recipe, kind="recipe", base=base, attribute="create_dataset")
     check_options(create, source.options, what=f"recipe `{recipe}`", complete=True)
@@ -180,22 +180,26 @@ def anchored(resolved: Resolved[Config]) -> Resolved[Config]:
 
     def walk(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
-            return {name: item if name == "options" else walk(item, name) for name, item in value.items()}
+            return {name: item if name in USERS else walk(item, name) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return [walk(item) for item in value]
-        return _absolute(value, base) if key in FILES and isinstance(value, str) else value
+        return _absolute(value, key, base) if key in FILES and isinstance(value, str) else value
 
     return dataclasses.replace(resolved, config=Config.model_validate(walk(resolved.config.model_dump())))
 
 
 FILES = frozenset({"path", "recipe", "fn", "env", "agent"})
-"""Keys whose values may name a file, `:attribute` behind it or not, or a model's folder."""
+"""Keys whose values may name a file, `:attribute` behind it or not; `path` also a model's folder."""
+USERS = frozenset({"options", "chat_template_kwargs"})
+"""Sections whose keys are the user's: what stands there names no file that we know of."""
 
 
-def _absolute(name: str, base: Path) -> str:
+def _absolute(name: str, key: str, base: Path) -> str:
     place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+    if key != "path" and not (place.endswith(".py") or "/" in place):  # a bare name, as `resolve` reads it, whatever folders there are
+        return name
     near, here = base / place, Path(place)
-    found = near if near.is_file() else here if here.is_file() or (place and here.is_dir()) else None
+    found = near if near.is_file() else here if here.is_file() or (place and key == "path" and here.is_dir()) else None
     return name if found is None else f"{found.resolve()}{colon}{attribute}"
 
 

@@ -75,6 +75,13 @@ def test_eval_of_a_configuration_is_the_untrained_model(task: Path, shell: Shell
     assert not Path("runs").exists()
 
 
+def test_data_beside_the_configuration_wins_over_the_working_directory(task: Path, shell: Shell) -> None:
+    """As functions do, and as the run's own configuration says afterwards."""
+    Path("eval.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
+    code, out, _ = shell("eval", task)
+    assert code == 0 and "% of 6" in out
+
+
 def replaced(task: Path, file: str, text: str) -> None:
     (task.parent / file).write_text(text)
 

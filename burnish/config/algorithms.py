@@ -252,7 +252,7 @@ class PPOConfig(ClippedConfig):
     whiten: bool = True
     """Advantages of a mini-batch are brought to mean 0 and deviation 1."""
     value_clip: Clip | None = 0.2
-    """How far a value may move from the one that the step began with; null doesn't clip."""
+    """How far a value may move from the one that its mini-batch began with; null doesn't clip."""
     critic: CriticConfig = CriticConfig()
     """The critic."""
 

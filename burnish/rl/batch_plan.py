@@ -1,7 +1,7 @@
 """How the sizes of a step fit together: what divides what, and what follows.
 
 Owns the arithmetic of `training.*` sizes, all in prompts, counted before each is repeated `num_generations` times. No jax. The learner
-reads every count from here; `burnish check` prints `table()`.
+reads every count from here; `print(plan.table())` shows them all.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Loss(Protocol):
 
 @runtime_checkable
 class ValueLoss(Protocol):
-    """(values now, values before the step's first update, batch) → the critic's loss a token."""
+    """(values now, values before the mini-batch's first update, batch) → the critic's loss a token."""
 
     def __call__(self, values: PerToken, old_values: PerToken, batch: TokenBatch, /) -> tuple[PerToken, Metrics]: ...
 

@@ -34,7 +34,10 @@ class Scored(NamedTuple):
 
 
 def score(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> list[Scored]:
-    """Everything that the updates of a mini-batch need, under the policy and the critic that the step began with."""
+    """Everything that the updates of a mini-batch need.
+
+    Log-probs are those of the policy that the step began with; values those of the critic now, which earlier mini-batches have taught.
+    """
     asked = [_ask(cluster, algorithm, chunk) for chunk in chunks]
     with_critic = algorithm.value_loss is not None
     if not isinstance(algorithm.advantage, TokenEstimator):

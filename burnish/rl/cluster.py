@@ -221,8 +221,9 @@ class RLCluster:
         return self._the_critic().update(micro_batches, count=count, step=step)
 
     @property
-    def has_critic(self) -> bool:
-        return self._critic is not None
+    def critic_config(self) -> CriticConfig | None:
+        """What the critic was built from; None without one."""
+        return None if self._critic is None else self._critic.config
 
     def _the_critic(self) -> Critic:
         if self._critic is None:

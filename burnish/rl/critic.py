@@ -56,7 +56,7 @@ class Critic:
         mesh: Mesh | None,
         dispatch: contextlib.AbstractContextManager[Any],
     ) -> None:
-        self._config, self._mesh, self._dispatch = config, mesh, dispatch
+        self.config, self._mesh, self._dispatch = config, mesh, dispatch
         self._precision: Precision = precision
         found = check_critic(config, actor.codec, context=context, mesh=mesh)
         self._folder, self.architecture = (None, actor.config) if found is None else found
@@ -66,7 +66,7 @@ class Critic:
 
     def prepare(self, actor: Params, value_loss: ValueLoss, aggregate: Aggregate, *, training: TrainingConfig, total_updates: int) -> None:
         """Read the weights, start the optimizer, take the loss. actor: the actor's first weights, which aren't changed."""
-        optimizer = make_optimizer(self._config.optimizer, total_updates=total_updates, key=OPTIMIZER)
+        optimizer = make_optimizer(self.config.optimizer, total_updates=total_updates, key=OPTIMIZER)
         if self._folder is None:
             params = with_zero_score(self.architecture, actor, mesh=self._mesh)
         else:

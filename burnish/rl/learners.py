@@ -50,8 +50,9 @@ class ConfiguredLearner(RLLearner):
         sampling = policy.rollout_config if isinstance(policy, RLCluster) else rollout or RolloutConfig()
         algorithm = from_config(chosen, max_tokens=sampling.sampling.max_tokens)
         critic = chosen.critic if isinstance(chosen, PPOConfig) else None
-        if critic is not None and isinstance(policy, RLCluster) and not policy.has_critic:
-            raise UserError("PPO needs a critic, and this cluster has none: build it with RLCluster(..., critic=config.critic)")
+        if critic is not None and isinstance(policy, RLCluster) and policy.critic_config != critic:
+            has = "none" if policy.critic_config is None else "one of other options, which these would not replace"
+            raise UserError(f"PPO needs a critic, and this cluster has {has}: build it with RLCluster(..., critic=config.critic)")
         super().__init__(
             policy,
             algorithm,

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from burnish.checkpoint import latest
-from burnish.config.algorithms import PPOConfig
+from burnish.config.algorithms import CriticConfig, PPOConfig
 from burnish.config.errors import UserError
+from burnish.config.optimizer import OptimizerConfig
 from burnish.config.schema import Config, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.rl.advantages import group_relative
@@ -127,6 +128,9 @@ def test_ppo_needs_a_critic_and_time_beyond_its_warm_up(model: Model) -> None:
     with pytest.raises(UserError, match="PPO needs a critic"):
         cluster = RLCluster(model, precision="f32", rollout=RolloutConfig(max_prompt_tokens=12, slots=4, sampling={"max_tokens": 4}))
         PPOLearner(cluster, reward_fns=[digits_reward], train_ds=ROWS)
+    with pytest.raises(UserError, match="PPO needs a critic, and this cluster has one of other options"):
+        other = PPOConfig(critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=0.5)))
+        PPOLearner(make(model, {"name": "ppo"}).cluster, other, reward_fns=[digits_reward], train_ds=ROWS)
     with pytest.raises(UserError, match="warms up for 2 steps and training.max_steps is 2"):
         make(model, {"name": "ppo", "critic": {"warmup_steps": 2}})
     assert PPOLearner.default.name == "ppo" and GRPOLearner.default.name == "grpo"

@@ -238,6 +238,8 @@ def _check(config: AnyAlgorithmConfig, estimator: Estimator | TokenEstimator, *,
         raise UserError(f"algorithm.gamma is {config.gamma}, but credit by {config.credit} discounts nothing: use return_to_go, or gamma 1")
     if in_reward and isinstance(config, options.GDPOConfig) and not own_advantage:
         raise UserError("gdpo normalises each reward function by itself, so a KL penalty can't be taken from their sum: use kl_in: loss")
+    if in_reward and isinstance(config, options.MaxRLConfig) and not own_advantage:
+        raise UserError("maxrl divides by the group's mean reward, which a KL penalty would take below 0: use kl_in: loss")
     if config.rejection is not None and config.old == "sampler":
         raise UserError("algorithm.rejection compares the anchor with the sampler, but algorithm.old is sampler: they are the same")
 

@@ -178,11 +178,13 @@ class RLCluster:
         return jax.device_put(batch, None if self.mesh is None else batch_sharding(self.mesh))
 
     def get_actor_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
-        """Log-probs of the scored ids under the policy that the engine sampled from: the anchor of this step's updates."""
-        if not self._needs_anchor:
-            raise RuntimeError("this algorithm makes one update a step, so it keeps no older policy to ask")
+        """Log-probs of the scored ids under the policy that the engine sampled from: the anchor of this step's updates.
+
+        Where no anchor is kept, since a step makes one update only, that is the policy now: ask before the update.
+        """
         with span("score", role="actor"):
-            params, pairs = (self._anchor, None) if self._base is None else (self._base, self._anchor)
+            anchor = self._anchor if self._needs_anchor else self.state.trainable
+            params, pairs = (anchor, None) if self._base is None else (self._base, anchor)
             return self._score(params, pairs, batch)
 
     def get_ref_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:

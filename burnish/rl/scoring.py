@@ -69,8 +69,9 @@ def _ask(cluster: RLCluster, algorithm: Algorithm, chunk: Chunk) -> _Asked:
     values, after = cluster.get_values(batch) if "values" in needed else (None, None)
     penalty = None
     if algorithm.reward_kl is not None and reference is not None:
-        # Without an anchor that was scored, the policy is still the one that sampled: its own log-probs are as good.
-        anchor = batch.sampler_logps if old is None else old
+        # Not the sampler's log-probs, unless these are the anchor: a policy that is the reference would be charged for their rounding, and
+        # a group whose rewards are otherwise equal divides by nothing but that.
+        anchor = cluster.get_actor_per_token_logps(batch) if old is None else old
         penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(anchor, reference))
     return _Asked(chunk, batch, old, reference, values, after, penalty)
 

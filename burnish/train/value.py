@@ -34,7 +34,7 @@ _SMALLEST_SHARE = 1e-6
 
 
 class ValueMicroBatch(NamedTuple):
-    """What one forward-backward pass of the critic sees: a batch with its `returns`, and the values that its mini-batch's first update began with."""
+    """What one forward-backward pass of the critic sees: a batch with its `returns`, and the values that its mini-batch began with."""
 
     batch: TokenBatch
     old_values: Values

@@ -135,6 +135,7 @@ def test_each_algorithm_has_its_own_advantage(config, scope, values):
         (GRPOConfig(beta=0.1, kl_in="reward", credit="turn"), "credited to whole episodes"),
         (GRPOConfig(gamma=0.9), "gamma is 0.9, but credit by trajectory discounts nothing"),
         (GDPOConfig(beta=0.1, kl_in="reward"), "gdpo normalises each reward"),
+        (MaxRLConfig(beta=0.1, kl_in="reward"), "maxrl divides by the group's mean reward"),
         (GRPOConfig(old="sampler", rejection=RejectionConfig()), "they are the same"),
         (DrGRPOConfig(), "needs algorithm.fixed_length"),
         (GRPOConfig(loss=FunctionConfig(fn="./nowhere.py:fn")), "no file ./nowhere.py"),

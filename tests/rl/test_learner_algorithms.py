@@ -13,7 +13,7 @@ from burnish.checkpoint import latest
 from burnish.config.algorithms import CriticConfig, PPOConfig
 from burnish.config.errors import UserError
 from burnish.config.optimizer import OptimizerConfig
-from burnish.config.schema import Config, RolloutConfig, RunSection, TrainingConfig
+from burnish.config.schema import Config, LoraConfig, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.rl.advantages import group_relative
 from burnish.rl.cluster import RLCluster
@@ -32,18 +32,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model.load(folder)
 
 
-def make(model: Model, algorithm: dict[str, Any], *, make_cluster: type[RLCluster] = RLCluster, **training: Any) -> ConfiguredLearner:
+def make(
+    model: Model,
+    algorithm: dict[str, Any],
+    *,
+    reward: Any = digits_reward,
+    lora: LoraConfig | None = None,
+    make_cluster: type[RLCluster] = RLCluster,
+    **training: Any,
+) -> ConfiguredLearner:
     """Batches of 4 prompts x 4 samples of at most 4 ids, in float32."""
     chosen = Config.model_validate({"algorithm": {"num_generations": 4, **algorithm}}).algorithm
     cluster = make_cluster(
         model,
+        lora=lora,
         precision="f32",
         rollout=RolloutConfig(max_prompt_tokens=12, slots=16, prefill_rows=4, decode_chunk=4, sampling={"max_tokens": 4}),
         training=TrainingConfig(**{"max_steps": 2, "batch_size": 4, "optimizer": {"learning_rate": 1e-2}, "head_chunk": 64, **training}),
         critic=chosen.critic if isinstance(chosen, PPOConfig) else None,
         seed=3,
     )
-    return ConfiguredLearner(cluster, chosen, reward_fns=[digits_reward], train_ds=ROWS, run=RunSection(seed=3))
+    return ConfiguredLearner(cluster, chosen, reward_fns=[reward], train_ds=ROWS, run=RunSection(seed=3))
 
 
 @pytest.mark.parametrize(("old", "tolerance"), [("auto", 0.0), ("recomputed", 1e-5), ("sampler", 1e-4)])
@@ -62,6 +71,15 @@ def test_a_penalty_in_the_reward_is_taken_before_the_advantages(model: Model) ->
     assert abs(history[0]["reward/kl_penalty"]) < 1e-8 < history[1]["reward/kl_penalty"]
     assert history[0]["advantage/max"] == pytest.approx(plain[0]["advantage/max"], abs=1e-5)
     assert "policy/kl" not in history[1] and history[1]["reward/mean"] > 0
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["model", "adapter"])
+def test_a_penalty_in_the_reward_of_a_policy_that_is_the_reference_is_exactly_0(model: Model, lora: LoraConfig | None) -> None:
+    """The sampler's rounding, divided by the deviation of a group whose rewards are equal, gave advantages of 0.08 and an update."""
+    learner = make(model, {"name": "grpo", "beta": 0.1, "kl_in": "reward"}, reward=lambda completions: [1.0] * len(completions), lora=lora)
+    history = learner.train().history
+    assert [m["reward/kl_penalty"] for m in history] == [0.0, 0.0]
+    assert [m["advantage/max"] for m in history] == [0.0, 0.0] and int(learner.cluster.state.updates) == 0
 
 
 def test_ppo_updates_policy_and_critic_and_saves_both(model: Model, tmp_path: Path) -> None:

@@ -56,8 +56,11 @@ def load(schema: type[Schema], path: Path | None, overrides: Sequence[str], envi
     mistakes += _set_twice(environment, command_line)
 
     tags = {option: info.discriminator for option, info in outline(schema, {}).items() if isinstance(info.discriminator, str)}
+    given = Layer()  # one layer, as neither may set what the other does: a tag in one must not drop what the other says beside it
+    for layer in (environment, command_line):
+        given.add(layer, {})
     merged = Layer(_defaults(schema))
-    for layer in [*files, environment, command_line]:
+    for layer in [*files, given]:
         merged.add(layer, tags)
     mistakes += interpolate(merged)
     try:

@@ -161,6 +161,15 @@ def test_switching_the_tag_of_a_union_replaces_its_siblings(tmp_path: Path):
     assert str(drawing.provenance["shape.width"]) == "default"
 
 
+def test_a_tag_on_the_command_line_keeps_what_the_environment_says_beside_it():
+    """It was dropped without a word, as if it had belonged to the algorithm before."""
+    resolved = load_config(None, ["algorithm.name=rloo"], {"BURNISH__ALGORITHM__BETA": "0.5"})
+    assert (resolved.config.algorithm.name, resolved.config.algorithm.beta) == ("rloo", 0.5)
+    assert resolved.provenance["algorithm.beta"].kind == "environment"
+    with pytest.raises(ConfigError, match="algorithm.scale_rewards: there is no such key"):
+        load_config(None, ["algorithm.name=rloo"], {"BURNISH__ALGORITHM__SCALE_REWARDS": "none"})
+
+
 def test_naming_the_same_tag_keeps_the_siblings(tmp_path: Path):
     file = write(tmp_path / "a.yaml", "shape: {name: circle, width: 9}\n")
     assert load(Drawing, file, ["shape.name=circle"], {}).config.shape == Circle(radius=3.0, width=9)

@@ -69,6 +69,7 @@ def ours_and_reference(q: Array, k: Array, v: Array, rule: Visibility, direction
     return run(partial(attention, block=block)), run(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 8])
 @pytest.mark.parametrize("name", RULES)
 def test_values_and_gradients_equal_the_dense_reference(name: str, block: int | None) -> None:
@@ -125,6 +126,7 @@ def test_no_array_of_size_t_by_t_exists_at_1024() -> None:
         assert HEADS * 256 * 256 <= largest < length * length
 
 
+@pytest.mark.slow
 def test_bf16_rounds_operands_and_keeps_statistics() -> None:
     q, k, v = inputs(37)
     rule = rule_of("shared prompt", 37)

@@ -27,6 +27,7 @@ def test_biases_everywhere_and_an_untied_head_hold_every_law(tmp_path: Path) -> 
     check_family(replace(tiny_config("llama"), qkv_bias=True, o_bias=True, mlp_bias=True, tied_head=False), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [check_packed, check_shared_prompt, check_cached_decode])
 def test_a_law_fails_on_numbers_that_are_none(law: Callable[[ModelConfig, Params], None]) -> None:
     config = tiny_config("llama")

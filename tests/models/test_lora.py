@@ -52,6 +52,7 @@ def test_only_the_named_matrices_have_an_adapter() -> None:
     assert adapter.scale == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_the_gradient_of_an_adapter_is_that_of_the_merged_matrix(remat: bool) -> None:
     """d/db = scale · aᵀ d/dw, d/da = scale · d/dw bᵀ: the chain rule through w + scale · a b."""

@@ -121,6 +121,7 @@ def test_all_wrong_tensors_are_named(tmp_path: Path, zero_head: bool) -> None:
     assert "tensor model.norm.weight has shape [7], the config asks for [32]" in message
 
 
+@pytest.mark.slow
 def test_the_scalar_is_the_score_times_the_hidden_state() -> None:
     config = tiny_config(width=16)
     params = lively(config)

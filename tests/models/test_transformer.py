@@ -32,6 +32,7 @@ def gradient(
     return jax.jit(jax.grad(loss))(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [True, "nested"])
 @pytest.mark.parametrize("length", [12, MLP_TOKENS], ids=["short", "MLP in two parts"])
 def test_computing_layers_again_changes_no_gradient(remat: Remat, length: int) -> None:
@@ -55,6 +56,7 @@ def test_an_adapter_is_scanned_with_its_layers_in_groups() -> None:
     np.testing.assert_allclose(nested, plain, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bf16_gradients_point_where_float32_gradients_do() -> None:
     """Rounding the operands and the cotangents of products turns no leaf's gradient by more than a few degrees."""
     params = lively_params(CONFIG)

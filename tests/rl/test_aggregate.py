@@ -105,7 +105,7 @@ def test_rows_of_padding_change_nothing_B035(name):
 
     expected, slope = jax.value_and_grad(loss)(values, MASK)
     got, padded_slope = jax.value_and_grad(loss)(padded, MASK + [[0, 0, 0]] * 2)
-    assert float(got) == float(expected)
+    assert float(got) == pytest.approx(float(expected), rel=1e-6)
     np.testing.assert_array_equal(padded_slope, np.concatenate([slope, np.zeros((2, 3))]))
 
 
@@ -175,6 +175,7 @@ def ragged_case():
     return batch, Scores(logps=draw[0], old_logps=draw[1], ref_logps=draw[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregate", MEANS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_cut_gives_the_loss_and_gradient_of_the_whole_B023_R61(loss, aggregate):

@@ -91,6 +91,7 @@ def learn(cluster: RLCluster, updates: int) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["every weight", "adapter"])
 def test_without_a_path_values_start_at_zero_from_the_actors_weights_and_learn_alone(model: Model, lora: LoraConfig | None) -> None:
     original = host(model.params)

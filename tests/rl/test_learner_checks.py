@@ -53,6 +53,7 @@ def test_mistakes_are_errors_before_weights_are_loaded(folder: Path, options: An
         )
 
 
+@pytest.mark.slow
 def test_a_run_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, config=tiny_config(width=16), alphabet="0123456789")
 

@@ -18,6 +18,7 @@ def greedy_reference(params: transformer.Params, prompt: tuple[int, ...], num_to
     return ids[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_greedy_is_the_argmax_of_the_full_forward_pass(params: transformer.Params, make_engine: MakeEngine) -> None:
     outs = generate(make_engine(), [request(prompt, temperature=0.0) for prompt in PROMPTS])
     for prompt, out in zip(PROMPTS, outs, strict=True):
@@ -51,6 +52,7 @@ def nucleus(logits: np.ndarray, top_p: float) -> set[int]:
     return set(order[: int((np.cumsum(probs[order]) < top_p).sum()) + 1].tolist())
 
 
+@pytest.mark.slow
 def test_bf16_stays_close_to_f32(params: transformer.Params, make_engine: MakeEngine) -> None:
     out = generate(make_engine(precision="bf16"), [request(PROMPTS[1], (1, i)) for i in range(8)])
     logps = [log_softmax(forward_logits(params, [*PROMPTS[1], *one.ids])[len(PROMPTS[1]) - 1 : -1])[np.arange(12), one.ids] for one in out]
@@ -152,6 +154,7 @@ def test_seeds_and_samples(make_engine: MakeEngine) -> None:
     assert len(set(outs)) == 5
 
 
+@pytest.mark.slow
 def test_ids_and_logps_do_not_depend_on_batch_mates_or_arrival(make_engine: MakeEngine) -> None:
     """Bitwise in f32: alone, among others in either order, after others, in another slot, beside a request that truncates."""
     engine = make_engine()

@@ -35,6 +35,7 @@ def model_logps(params: transformer.Params, ids: np.ndarray, adapter: transforme
     return log_softmax(logits)[np.arange(len(ids)), ids]
 
 
+@pytest.mark.slow
 def test_b075_each_leaf_reaches_the_sampler_and_changes_it(params: transformer.Params, make_engine: MakeEngine) -> None:
     """One leaf at a time is perturbed and pushed; the sampler then agrees with the new model and no longer with the old one."""
     engine = make_engine()
@@ -131,6 +132,7 @@ def test_requests_of_both_sides_of_an_update_are_wholly_old_or_wholly_new(params
     run(story())
 
 
+@pytest.mark.slow
 def test_cancelling_frees_the_slot_and_returns_what_there_is(make_engine: MakeEngine) -> None:
     engine = make_engine(decode_chunk=1)
 

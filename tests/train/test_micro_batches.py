@@ -31,6 +31,7 @@ def summed(
     return float(totals.loss.value()), {n: np.asarray(g) / float(totals.loss.weight) for n, g in zip(names, leaves, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "devices", "aggregation"), [(16, 1, "token_mean"), (24, 1, "token_mean"), (16, 4, "prompt_mean")])
 def test_micro_batches_of_so_many_tokens_have_the_gradient_of_the_whole(tokens, devices, aggregation):
     made = groups(num_groups=4)

@@ -139,6 +139,7 @@ def test_entropy_of_an_impossible_id_is_zero_b049():
     np.testing.assert_allclose(entropy(jnp.zeros((1, 8)))["entropy"], [np.log(8)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_head_fn_streams_with_and_without_a_gradient(case):
     hidden, head, batch = case
 

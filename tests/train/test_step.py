@@ -44,6 +44,7 @@ def assert_close(ours: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         assert np.linalg.norm(e) > 1e-4, f"{name} has hardly a gradient: nothing is tested"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_cutting_a_batch_changes_neither_loss_nor_gradient_r61_b023(aggregation):
     whole = batch(layout="padded")
@@ -82,6 +83,7 @@ def steps_with(**changes):
     return steps, init_state(pairs(), optimizer), base()
 
 
+@pytest.mark.slow
 def test_rejected_tokens_leave_loss_and_denominator():
     """The update is that of a batch without them; with all of them rejected there is none."""
     one = batch()
@@ -107,6 +109,7 @@ def test_rejected_tokens_leave_loss_and_denominator():
     assert "policy/ratio_max" not in metrics and metrics["mismatch/max"].result() > 20
 
 
+@pytest.mark.slow
 def test_an_entropy_bonus_has_a_gradient_only_if_the_algorithm_asks_for_it():
     flat = batch(advantage=0.0)
     bonus = with_entropy_bonus(reinforce, coefficient=1.0)
@@ -121,6 +124,7 @@ def test_an_entropy_bonus_has_a_gradient_only_if_the_algorithm_asks_for_it():
     assert read_metrics(report)["policy/entropy"].result() > before + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False])
 def test_layouts_give_the_same_gradient_of_every_leaf(lora):
     steps, state, frozen = steps_of(lora=lora)

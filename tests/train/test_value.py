@@ -107,6 +107,7 @@ def assert_close(ours: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         assert np.linalg.norm(e) > 1e-4, f"{name} has hardly a gradient: nothing is tested"
 
 
+@pytest.mark.slow
 def test_cut_and_layout_leave_the_gradient_of_every_leaf():
     steps, state = steps_of(aggregate=sequence_mean)
     whole = micro(batch(layout="padded"))
@@ -116,6 +117,7 @@ def test_cut_and_layout_leave_the_gradient_of_every_leaf():
         assert_close(gradients_of(steps, state, cut), expected)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_squared_error():
     """At the values that the step began with, clip or none: (v - R) / number of tokens, through the head: sum of errors times hidden."""
     steps, state = steps_of()
@@ -130,6 +132,7 @@ def test_the_gradient_is_that_of_the_squared_error():
     np.testing.assert_allclose(gradients["score"][0, 3], (error * slope).sum() / np.asarray(one.batch.mask).sum(), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_updates_lower_the_error_to_what_cannot_be_known():
     """Samples of one prompt have different returns before their first id, where the critic sees the prompt alone: that error stays."""
     steps, state = steps_of()

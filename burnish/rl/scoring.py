@@ -62,17 +62,15 @@ class _Asked(NamedTuple):
 
 def _ask(cluster: RLCluster, algorithm: Algorithm, chunk: Chunk) -> _Asked:
     needed, batch = algorithm.scores_needed, cluster.place(chunk.batch)
-    old = cluster.get_actor_per_token_logps(batch) if "old" in needed else None
-    if algorithm.old == "sampler":
-        old = jnp.asarray(batch.sampler_logps)
+    scored = cluster.get_actor_per_token_logps(batch) if "old" in needed or algorithm.reward_kl is not None else None
+    old = jnp.asarray(batch.sampler_logps) if algorithm.old == "sampler" else scored if "old" in needed else None
     reference = cluster.get_ref_per_token_logps(batch) if "reference" in needed else None
     values, after = cluster.get_values(batch) if "values" in needed else (None, None)
     penalty = None
-    if algorithm.reward_kl is not None and reference is not None:
-        # Not the sampler's log-probs, unless these are the anchor: a policy that is the reference would be charged for their rounding, and
-        # a group whose rewards are otherwise equal divides by nothing but that.
-        anchor = cluster.get_actor_per_token_logps(batch) if old is None else old
-        penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(anchor, reference))
+    if algorithm.reward_kl is not None and scored is not None and reference is not None:
+        # Never the sampler's log-probs: a policy that is the reference would be charged for their rounding, and a group whose rewards are
+        # otherwise equal divides by nothing but that.
+        penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(scored, reference))
     return _Asked(chunk, batch, old, reference, values, after, penalty)
 
 

@@ -73,10 +73,12 @@ def test_a_penalty_in_the_reward_is_taken_before_the_advantages(model: Model) ->
     assert "policy/kl" not in history[1] and history[1]["reward/mean"] > 0
 
 
+@pytest.mark.parametrize("old", ["auto", "sampler"])
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["model", "adapter"])
-def test_a_penalty_in_the_reward_of_a_policy_that_is_the_reference_is_exactly_0(model: Model, lora: LoraConfig | None) -> None:
+def test_a_penalty_in_the_reward_of_a_policy_that_is_the_reference_is_exactly_0(model: Model, lora: LoraConfig | None, old: str) -> None:
     """The sampler's rounding, divided by the deviation of a group whose rewards are equal, gave advantages of 0.08 and an update."""
-    learner = make(model, {"name": "grpo", "beta": 0.1, "kl_in": "reward"}, reward=lambda completions: [1.0] * len(completions), lora=lora)
+    algorithm = {"name": "grpo", "beta": 0.1, "kl_in": "reward", "old": old}
+    learner = make(model, algorithm, reward=lambda completions: [1.0] * len(completions), lora=lora)
     history = learner.train().history
     assert [m["reward/kl_penalty"] for m in history] == [0.0, 0.0]
     assert [m["advantage/max"] for m in history] == [0.0, 0.0] and int(learner.cluster.state.updates) == 0

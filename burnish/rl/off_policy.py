@@ -83,7 +83,8 @@ def rejecting(
     """The batch without the tokens whose ratio lies outside [low, high]: they leave the numerator and the denominator of every mean.
 
     `sequence_tokens` is counted again. `prompt_tokens` isn't, as a group may lie in several micro-batches: under `prompt_mean` a group
-    weighs by the share of its tokens that is left. A NaN is no reason to reject: it must reach the loss, and be counted there.
+    weighs by the share of its tokens that is left. What is taken over an episode afterwards (GSPO's ratio, weights of level "sequence") is
+    taken over the tokens that are left. A NaN is no reason to reject: it must reach the loss, and be counted there.
     """
     ratio = ratios(scores, batch, level=level)
     out = (ratio < low) | (ratio > high)

@@ -35,8 +35,9 @@ def record_rollout(metrics: MetricCollector, groups: Sequence[Group], *, version
         metrics.max("staleness/max", lag)
     valid = np.array([counts(t, train_truncated=train_truncated) for t in trajectories], bool)
     found = count_groups([t.reward for t in trajectories], [t.group for t in trajectories], valid=valid)
-    metrics.mean("group/zero_std_fraction", 1.0, weight=found.constant)
-    metrics.mean("group/zero_std_fraction", 0.0, weight=found.groups - found.empty - found.constant)
+    if any(len(group.trajectories) > 1 for group in groups):  # else nothing is compared inside a group
+        metrics.mean("group/zero_std_fraction", 1.0, weight=found.constant)
+        metrics.mean("group/zero_std_fraction", 0.0, weight=found.groups - found.empty - found.constant)
     metrics.sum("group/empty", found.empty)
 
 

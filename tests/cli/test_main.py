@@ -82,6 +82,14 @@ def test_an_override_with_blanks_and_dashes_is_one_value(capsys: pytest.CaptureF
     assert 'system_prompt: "You are -- brief"  #' in capsys.readouterr().out
 
 
+def test_config_sizes_prints_the_plan_and_refuses_what_does_not_divide(capsys: pytest.CaptureFixture[str]):
+    assert main.main(["config", "sizes", "training.batch_size=24", "training.train_micro_batch_size=4", "algorithm.num_generations=2"]) == 0
+    said = capsys.readouterr().out
+    assert "batch_size                           24      48  a step" in said and "train_micro_batch_size                4       8" in said
+    assert main.main(["config", "sizes", "training.batch_size=24", "training.mini_batch_size=7"]) == 2
+    assert "use mini_batch_size 6" in capsys.readouterr().err
+
+
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]):
     assert main.main(["config", "schema"]) == 0
     assert "training" in json.loads(capsys.readouterr().out)["properties"]

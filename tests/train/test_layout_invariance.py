@@ -1,6 +1,7 @@
 """Locks the promise through the model: however episodes are laid out in rows and rows spread over devices, every leaf's gradient is one.
 
-GRPO, GSPO over sequences, and PPO with its value loss; padded, packed, packed with shared prompts; 1, 2, 4, 8 devices; float32.
+GRPO, GSPO over sequences, and PPO with its value loss; rows of one episode, of several, of a group with its shared prompt, of several such;
+1, 2, 4, 8 devices; float32.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from .tiny_updates import CONFIG, base, groups
 LAYOUTS = {
     "padded": {"layout": "padded"},
     "packed": {"layout": "packed", "row_tokens": 24},
-    "shared": {"layout": "shared", "row_tokens": 40},
+    "shared": {"layout": "shared"},
+    "packed and shared": {"layout": "shared", "row_tokens": 40},
 }
 DEVICES = (1, 2, 4, 8)
 OPTIMIZER = make_optimizer(OptimizerConfig(), total_updates=1)

@@ -1,8 +1,8 @@
 """The whole loop learns: a random model finds out, by reward alone, that the answer to a digit is the next one.
 
-Measured on 2 cores, GRPO, 80 steps of 8 prompts x 16 samples: reward .05 at the first steps; over the last ten .99, 1.0, .93 and .98 for
-seeds 0 to 3, in some 20 s, half of which compiles. The same run at learning rate 0 stays where it began. The kin of GRPO run in
-`make learn`; what they reach is in docs/results.md.
+Measured on 2 cores, GRPO, 120 steps of 8 prompts x 16 samples at rate 1e-2: reward .06 over the first steps, 1.00 over the last ten, in some
+25 s, half of which compiles. At 2e-2 a run sometimes falls into a corner, seven digits of eight right and no more noise to learn from. At
+rate 0 it stays where it began. The kin of GRPO run in `make learn`; what they reach is in docs/results.md.
 
 PPO plays two turns and hears only at the end how many of its two answers were right, so what the first answer was worth is the critic's to
 find out: .06 at first, .99 over the last ten of 120 steps.
@@ -85,7 +85,7 @@ PPO: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_reward_rises_from_chance_to_above_nine_tenths(tmp_path: Path) -> None:
-    begin, end = begin_and_end(train(tmp_path / "model", GRPO, learning_rate=2e-2))
+    begin, end = begin_and_end(train(tmp_path / "model", GRPO, learning_rate=1e-2, steps=120))
     assert begin < BEGIN_BELOW and end > END_ABOVE
 
 

@@ -102,7 +102,7 @@ class BatchPlan:
             ("mini_batch_size", self.mini_batch, f"an update: {self.accumulation_steps or 'some'} micro-batches accumulated"),
             ("train_micro_batch_size", self.train_micro, "a forward-backward pass"),
             ("rollout_micro_batch_size", self.rollout, "handed to the engine together; it decodes rollout.slots at once"),
-            ("compute_logps_micro_batch_size", self.logps_micro, "planned only: scoring passes go by train_micro_batch_size"),
+            ("compute_logps_micro_batch_size", self.logps_micro, "planned only: scoring passes go by micro-batches of training"),
             ("(service batch)", self.service, "sampled and scored before any goes on"),
         ]
         lines = [f"{'training.':<31}{'prompts':>8}{'rows':>8}"]

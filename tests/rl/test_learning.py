@@ -1,7 +1,7 @@
 """The whole loop learns: a random model finds out, by reward alone, that the answer to a digit is the next one.
 
 Measured on 2 cores, GRPO, 120 steps of 8 prompts x 16 samples at rate 1e-2: reward .06 over the first steps, .99 to 1.00 over the last
-ten for seeds 0 to 3, in some 25 s, half of which compiles. At 2e-2 a run sometimes falls into a corner, seven digits of eight right and no
+ten for seeds 0 to 3, in some 25 s, partly compiling. At 2e-2 a run sometimes falls into a corner, seven digits of eight right and no
 more noise to learn from. At rate 0 it stays where it began. The kin of GRPO run in `make learn`; what they reach is in docs/results.md.
 
 PPO plays two turns and hears only at the end how many of its two answers were right, so what the first answer was worth is the critic's to
@@ -52,7 +52,7 @@ class TwoTurns(BaseTaskEnv):
 
 def train(folder: Path, algorithm: dict[str, Any], *, learning_rate: float, turns: int = 1, steps: int = 80) -> list[float]:
     """Mean reward of each step."""
-    from burnish import RLCluster, RolloutConfig, TrainingConfig
+    from burnish import PPOConfig, RLCluster, RolloutConfig, TrainingConfig
     from burnish.config.schema import Config
     from burnish.rl.learners import ConfiguredLearner
     from burnish.testing.tiny import write_tiny_model
@@ -61,7 +61,8 @@ def train(folder: Path, algorithm: dict[str, Any], *, learning_rate: float, turn
     chosen = Config.model_validate({"algorithm": algorithm}).algorithm
     training = TrainingConfig(max_steps=steps, batch_size=8, optimizer={"name": "muon", "learning_rate": learning_rate})
     rollout = RolloutConfig(slots=128, prefill_rows=8, decode_chunk=2, max_prompt_tokens=8 * turns, sampling={"max_tokens": 2})
-    cluster = RLCluster(folder, precision="f32", training=training, rollout=rollout, critic=getattr(chosen, "critic", None))
+    critic = chosen.critic if isinstance(chosen, PPOConfig) else None
+    cluster = RLCluster(folder, precision="f32", training=training, rollout=rollout, critic=critic)
     if turns == 1:
         rows = [{"prompt": digit, "answer": after(digit)} for digit in DIGITS]
         learner = ConfiguredLearner(cluster, chosen, reward_fns=[next_digit], train_ds=rows)

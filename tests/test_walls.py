@@ -33,6 +33,7 @@ LAYERS = [
         "burnish.rl.learner",
         "burnish.rl.learners",
         "burnish.rl.producer",
+        "burnish.rl.progress",
         "burnish.rl.prompts",
         "burnish.rl.reward_model",
         "burnish.rl.scoring",

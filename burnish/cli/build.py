@@ -160,11 +160,11 @@ def _source(config: Config, source: SourceConfig, base: Path) -> Source:
     shape = {"prompt_key": config.data.prompt_key, "system_prompt": config.data.system_prompt}
     if source.path is not None:
         near, here = base / source.path, Path(source.path)
-        return from_file(here if here.is_file() and not near.is_file() else near, name=source.path, **shape)
+        return from_file(here if here.is_file() and not near.is_file() else near, name=source.name or source.path, **shape)
     recipe = source.recipe or ""
     create = resolve(recipe, kind="recipe", base=base, attribute="create_dataset")
     check_options(create, source.options, what=f"recipe `{recipe}`", complete=True)
-    return from_recipe(create, source.options, name=recipe, **shape)
+    return from_recipe(create, source.options, name=source.name or recipe, **shape)
 
 
 def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
@@ -175,8 +175,14 @@ def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
 
 
 def anchored(resolved: Resolved[Config]) -> Resolved[Config]:
-    """The same configuration with the files that it names by their absolute paths: what a run keeps must mean the same from anywhere."""
+    """The same configuration with the files that it names by their absolute paths: what a run keeps must mean the same from anywhere.
+
+    Sources of prompts keep their names, from which their order is made.
+    """
     base = resolved.base
+
+    def named(source: dict[str, Any]) -> dict[str, Any]:
+        return source | {"name": source["name"] or source["path"] or source["recipe"]}
 
     def walk(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
@@ -185,7 +191,10 @@ def anchored(resolved: Resolved[Config]) -> Resolved[Config]:
             return [walk(item) for item in value]
         return _absolute(value, key, base) if key in FILES and isinstance(value, str) else value
 
-    return dataclasses.replace(resolved, config=Config.model_validate(walk(resolved.config.model_dump())))
+    values = resolved.config.model_dump()
+    values["data"] |= {key: [named(source) for source in values["data"][key]] for key in ("train", "eval")}
+    values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
+    return dataclasses.replace(resolved, config=Config.model_validate(walk(values)))
 
 
 FILES = frozenset({"path", "recipe", "fn", "env", "agent"})

@@ -1,8 +1,8 @@
 """The command `burnish`: finds the subcommand, runs it, turns errors into plain text and an exit code.
 
-Exit codes: 0 done, 1 the run failed, 2 what was asked for can't be done, 130 interrupted. An exception that is no `BurnishError` is a bug,
-ours or a plug-in's, and keeps its traceback. Command modules import what they need inside
-`run`, so that `burnish --help` answers at once; each offers `add_parser(subparsers)` and `run(args) -> int`.
+Exit codes: 0 done, 1 the run failed, 2 what was asked for can't be done, 75 a run was stopped by SIGTERM with its last step saved, 130
+interrupted. An exception that is no `BurnishError` is a bug, ours or a plug-in's, and keeps its traceback. Command modules import what
+they need inside `run`, so that `burnish --help` answers at once; each offers `add_parser(subparsers)` and `run(args) -> int`.
 """
 
 from __future__ import annotations

@@ -48,6 +48,9 @@ class SourceConfig(Section):
     """A Python module or file with `create_dataset(**options)`, e.g. `recipes/chain_sum.py` or `my_pkg.data:create_dataset`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of `create_dataset`, checked against its signature."""
+    name: str | None = None
+    """What prompt ids, their order and their seeds derive from; null takes `path` or `recipe` as it is written here. The options are
+    added to it."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of this source in the mixture, relative to the others."""
 
@@ -228,11 +231,30 @@ class TrainingConfig(Section):
         return self
 
 
+class KeepBestConfig(Section):
+    """Which checkpoints are too good to be deleted."""
+
+    metric: str
+    """A metric of the step or of its evaluation, e.g. `eval/greedy/accuracy` or `reward/mean`; a step without it is no candidate."""
+    mode: Literal["max", "min"] = "max"
+    """Whether more or less of it is better."""
+    count: Positive = 1
+    """How many of the best are kept."""
+
+
 class CheckpointSection(Section):
-    """What is saved, when."""
+    """What is saved, when, and what is kept. The last step is always saved, and so is the step at which a signal stops the run."""
 
     every: Positive | None = None
-    """Save every so many steps; null saves once, at the end."""
+    """Save every so many steps; null doesn't."""
+    every_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Save at the first step's end that comes so long after the last save, in minutes; null doesn't."""
+    keep_last: Positive | None = 3
+    """How many of the newest are kept; null keeps all there are, and then the two below have nothing to add."""
+    keep_every: Positive | None = None
+    """Keep those of every so many steps too; null doesn't."""
+    keep_best: KeepBestConfig | None = None
+    """Keep the best by a metric too; null doesn't."""
 
 
 class ObserveSection(Section):

@@ -36,14 +36,16 @@ class RunFolderError(UserError):
 class RunFolder:
     """An open, locked run folder. As a context manager it records how the run ended.
 
-    A fresh run refuses a folder that already holds files; `resume=True` asks for exactly those.
+    A fresh run refuses a folder that already holds files; `resume=True` asks for exactly those, and changes nothing but the lock
+    before `begin`, so that what can't go on is left as it was.
     """
 
     def __init__(self, root: str | Path, name: str, *, resume: bool = False) -> None:
         self.path = _resolve(Path(root), name)
         self.resumed = resume
-        if resume and not (self.path / "status.json").is_file():
-            raise RunFolderError(f"there is no run to resume in {self.path}; check run.folder and run.name")
+        if resume and not self.path.is_dir():
+            raise RunFolderError(f"there is no run to resume in {self.path}; check run.folder and run.name, or start it without --resume")
+        self._begun = False
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -57,7 +59,7 @@ class RunFolder:
         try:
             if not resume:
                 self._refuse_other_files()
-            self._write_status("running")
+                self.begin()
         except BaseException:
             self._release()
             raise
@@ -81,6 +83,11 @@ class RunFolder:
     @property
     def evaluations_path(self) -> Path:
         return self.path / "eval.json"
+
+    def begin(self) -> None:
+        """The run goes on from here: its status says so."""
+        self._begun = True
+        self._write_status("running")
 
     def write_config(self, yaml: str) -> None:
         """Keep the resolved configuration beside the results."""
@@ -108,14 +115,15 @@ class RunFolder:
     def _finish(self, state: State, **fields: Any) -> None:
         if self._lock < 0:
             return  # the first verdict stands
-        self._write_status(state, **fields)
+        if self._begun:
+            self._write_status(state, **fields)
         self._release()
 
     def _refuse_other_files(self) -> None:
         others = sorted(entry.name for entry in self.path.iterdir() if entry.name != "lock")
         if others:
             some = ", ".join(others[:3])
-            raise RunFolderError(f"{self.path} holds another run's files ({some}); choose another run.name")
+            raise RunFolderError(f"{self.path} holds another run's files ({some}); choose another run.name, or go on with it: --resume")
 
     def _write_status(self, state: State, **fields: Any) -> None:
         status = {"state": state, **fields, "pid": os.getpid(), "host": socket.gethostname(), "time": _now()}

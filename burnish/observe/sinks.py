@@ -88,19 +88,28 @@ class Sinks:
 class JsonlSink:
     """Writes `metrics.jsonl`, one line a step, `eval.json`, every evaluation with its outcomes, and `trace.jsonl`, the spans so far.
 
-    A resumed run appends: a line cut off by a crash is removed first, and so are lines of steps that will be run again.
+    A run that goes on appends: call `rewind` first.
     """
 
-    def __init__(self, folder: RunFolder, *, first_step: int = 1) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._evaluations: list[dict[str, Any]] = []
-        keep_steps_before(folder, first_step)
-        if folder.evaluations_path.is_file():
-            past = json.loads(folder.evaluations_path.read_text(encoding="utf-8"))["evaluations"]
-            self._evaluations = [entry for entry in past if entry["step"] < first_step]
-        self._file = os.open(folder.metrics_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = -1
+
+    def rewind(self, step: int) -> None:
+        """The run goes on after `step`: take out what was written of later ones, and a line that was cut off by a crash."""
+        if self._folder.metrics_path.is_file():
+            lines = self._folder.metrics_path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            if kept != lines:
+                write_atomically(self._folder.metrics_path, "".join(kept))
+        if self._folder.evaluations_path.is_file():
+            past = json.loads(self._folder.evaluations_path.read_text(encoding="utf-8"))["evaluations"]
+            self._evaluations = [entry for entry in past if entry["step"] <= step and step > 0]
 
     def step(self, report: StepReport) -> None:
+        if self._file < 0:
+            self._file = os.open(self._folder.metrics_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         line = json.dumps({"step": report.step, **json_numbers(report.metrics)}) + "\n"
         os.write(self._file, line.encode())  # one write of a whole line: a reader never sees half of it
         trace.write_jsonl(self._folder.trace_path)
@@ -119,20 +128,10 @@ class JsonlSink:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            trace.write_jsonl(self._folder.trace_path)
+        trace.write_jsonl(self._folder.trace_path)
 
 
 def json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Metrics as strict JSON can hold them: what isn't finite becomes "NaN", "Infinity" or "-Infinity", which `float` reads back."""
     names = {math.inf: "Infinity", -math.inf: "-Infinity"}
     return {name: float(value) if math.isfinite(value) else names.get(value, "NaN") for name, value in metrics.items()}
-
-
-def keep_steps_before(folder: RunFolder, first_step: int) -> None:
-    """Cut `metrics.jsonl` down to whole lines of steps before `first_step`."""
-    if not folder.metrics_path.is_file():
-        return
-    lines = folder.metrics_path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < first_step]
-    if kept != lines:
-        write_atomically(folder.metrics_path, "".join(kept))

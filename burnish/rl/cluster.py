@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,10 +20,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from burnish import checkpoint
 from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RewardModelSection, RolloutConfig, TrainingConfig
@@ -250,7 +251,9 @@ class RLCluster:
 
     def sync_weights(self) -> int:
         """Give the engine the actor's weights as a new version, all or none of them. Returns the version."""
-        version = self._version + 1
+        return self._give_weights(self._version + 1)
+
+    def _give_weights(self, version: int) -> int:
         prefix = "" if self._scale is None else "adapter."
         leaves = jax.tree.leaves(self.state.trainable)
         names = [prefix + name for name in leaf_names(self.state.trainable)]
@@ -276,10 +279,39 @@ class RLCluster:
 
     # --------------------------------------------------------------------------------------------------------- files, and the end
 
-    def save(self, folder: Path, *, step: int, extra: dict[str, Any]) -> Path:
-        """Commit `states` (the trained weights, their optimizers' states) and `extra` as checkpoint `step`."""
-        with span("save", step=step):
-            return checkpoint.save(folder, step, self.states, extra)
+    def restore(self, read: Callable[[dict[str, TrainState]], dict[str, TrainState]], *, version: int) -> None:
+        """Go on from saved states: give the engine their weights as `version`. Between `prepare` and the first update.
+
+        read: gets the shapes, dtypes and shardings of `states`, and returns states like that. What was there is let go before it reads.
+        """
+
+        # What was made by no program is on one device, uncommitted; what is read is committed to where it is put: on all of them.
+        replicated = None if self.mesh is None else NamedSharding(self.mesh, P())
+
+        def shape(x: Array) -> jax.ShapeDtypeStruct:
+            sharding = x.sharding if replicated is None or isinstance(x.sharding, NamedSharding) else replicated
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        shapes = jax.tree.map(shape, self.states)
+        self._state = None
+        if self._critic is not None:
+            self._critic.replace_state(None)
+        states = read(shapes)
+        self._state = states[str(Role.ACTOR)]
+        if self._critic is not None:
+            self._critic.replace_state(states.get(str(Role.CRITIC)))
+        self._give_weights(version)
+
+    @property
+    def adapter_scale(self) -> float | None:
+        """alpha / rank of the adapter that is trained; None where every weight is."""
+        return self._scale
+
+    def frozen_digest(self) -> str | None:
+        """A digest of the weights beside which, or against which, this run trains; None where it trains every weight and compares with
+        none. A checkpoint doesn't hold them: a run that goes on must have the same. After `prepare`."""
+        frozen = self._first if self._base is None else self._base
+        return None if frozen is None else fingerprint(frozen)
 
     @property
     def states(self) -> dict[str, TrainState]:
@@ -323,6 +355,15 @@ def build_mesh(spec: MeshSpec) -> Mesh | None:
         return None
     devices = np.array(jax.local_devices()[:needed]).reshape(sizes)
     return Mesh(devices, tuple(spec.axes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def fingerprint(params: Params) -> str:
+    """A digest of the last column of every leaf: another model, or a fine-tuned one, has another. Reads little, on any sharding."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(jax.device_get(leaf[..., -1])).tobytes())
+    return digest.hexdigest()
 
 
 def _without_params(model: Model) -> Model:

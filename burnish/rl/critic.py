@@ -87,6 +87,10 @@ class Critic:
             raise RuntimeError("the critic has no loss yet: a learner calls prepare() with an algorithm that has one")
         return self._state
 
+    def replace_state(self, state: TrainState | None) -> None:
+        """Go on from a saved state; None lets go of the one there is."""
+        self._state = state
+
     def values(self, batch: TokenBatch) -> tuple[Values, Values]:
         """Before and after each scored id, 0 at padding, under the critic's weights now."""
         with span("score", role="critic"):

@@ -5,13 +5,18 @@ Owns its seeds (apart from training's) and what an evaluation is. Never trains o
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
+from burnish.config.schema import RolloutConfig, SamplingConfig
 from burnish.observe.trace import span
+from burnish.rl.handoff import Interrupted
+from burnish.rollout.engine import wait_for
 from burnish.types import Prompt, SamplingParams, Trajectory
 
 EVALUATION_STREAM = 2**31 - 1
@@ -22,23 +27,24 @@ EVALUATION_STREAM = 2**31 - 1
 class Evaluation:
     """One pass over the held-out prompts under one way of sampling, in the prompts' order.
 
-    accuracy: the mean reward; an episode without a reward counts as 0, since leaving it out would reward failing.
+    rewards: float64[N], one a prompt; an episode without a reward counts as 0, since leaving it out would reward failing. Their mean is
+    the accuracy. trajectories: the episodes; none where a resumed run knows the rewards only.
     """
 
     label: str
-    trajectories: Sequence[Trajectory]
+    rewards: np.ndarray
+    trajectories: Sequence[Trajectory] = ()
 
-    @property
-    def rewards(self) -> np.ndarray:
-        """float64[N], one a prompt."""
-        return np.array([0.0 if t.reward is None else t.reward for t in self.trajectories])
+    @classmethod
+    def of(cls, label: str, trajectories: Sequence[Trajectory]) -> Evaluation:
+        return cls(label, np.array([0.0 if t.reward is None else t.reward for t in trajectories]), trajectories)
 
     @property
     def accuracy(self) -> float:
         return float(self.rewards.mean())
 
     def metrics(self) -> dict[str, float]:
-        return {f"eval/{self.label}/accuracy": self.accuracy, f"eval/{self.label}/count": float(len(self.trajectories))}
+        return {f"eval/{self.label}/accuracy": self.accuracy, f"eval/{self.label}/count": float(len(self.rewards))}
 
 
 async def evaluate(
@@ -52,7 +58,57 @@ async def evaluate(
     draws = [Draw((EVALUATION_STREAM, i), prompt, ways, (seed, EVALUATION_STREAM, i)) for i, prompt in enumerate(prompts)]
     with span("evaluate", prompts=len(prompts)):
         groups = [group async for group in orchestrator.groups(draws)]
-    return {label: Evaluation(label, [group.trajectories[way] for group in groups]) for way, label in enumerate(samplings)}
+    return {label: Evaluation.of(label, [group.trajectories[way] for group in groups]) for way, label in enumerate(samplings)}
+
+
+class Evaluator:
+    """Evaluates on the caller's thread, until it is done or `cancel` is called."""
+
+    def __init__(self, orchestrator: RolloutOrchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[dict[str, Evaluation]]] | None = None
+        self._cancelled = False
+
+    def run(self, prompts: Sequence[Prompt], samplings: Mapping[str, SamplingParams], *, seed: int) -> dict[str, Evaluation]:
+        """`evaluate`, by label. Raises `Interrupted` once it is cancelled."""
+
+        async def work() -> dict[str, Evaluation]:
+            task = asyncio.create_task(evaluate(self._orchestrator, prompts, samplings, seed=seed))
+            self._running = asyncio.get_running_loop(), task
+            if self._cancelled:
+                task.cancel()
+            return await task
+
+        try:
+            return wait_for(work())
+        except asyncio.CancelledError:
+            if self._cancelled:
+                raise Interrupted from None
+            raise
+        finally:
+            self._running = None
+
+    def cancel(self) -> None:
+        """End the evaluation that runs, and every later one. Any thread, and a signal's handler, may call it."""
+        self._cancelled = True
+        if (running := self._running) is not None:
+            loop, task = running
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+
+
+def evaluation_samplings(rollout: RolloutConfig, *, compare: bool) -> dict[str, SamplingConfig]:
+    """How held-out prompts are sampled, by label: as `rollout.evaluation` says, and with `compare` at the training temperature too."""
+    evaluation, training = rollout.evaluation, rollout.sampling
+    changes = {"temperature": evaluation.temperature, "max_tokens": evaluation.max_tokens or training.max_tokens}
+    ways = {_label(evaluation.temperature): training.model_copy(update=changes)}
+    if compare:
+        ways[_label(training.temperature)] = training.model_copy(update={"max_tokens": changes["max_tokens"]})
+    return ways
+
+
+def _label(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +136,4 @@ def paired_change(
     return Change(float(difference.mean()), float(low), float(high))
 
 
-__all__ = ["Change", "Evaluation", "evaluate", "paired_change"]
+__all__ = ["Change", "Evaluation", "Evaluator", "evaluate", "evaluation_samplings", "paired_change"]

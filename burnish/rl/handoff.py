@@ -21,6 +21,10 @@ class Closed(Exception):
     """The other side is gone; stop quietly."""
 
 
+class Interrupted(Exception):
+    """The run was asked to stop."""
+
+
 class Handoff(Generic[T]):
     """A queue of at most `capacity` chunks, the last place of which is kept for the end of the stream.
 
@@ -37,6 +41,7 @@ class Handoff(Generic[T]):
         self._finished = False
         self._failure: BaseException | None = None
         self._closed = False
+        self._interrupted = False
 
     def put(self, chunk: T) -> None:
         """Wait for room, then hand the chunk on. Raises `Closed` once the consumer has left."""
@@ -55,10 +60,12 @@ class Handoff(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> T | None:
-        """The next chunk, or None at the end; raises the producer's failure in its place."""
+        """The next chunk, or None at the end; raises the producer's failure in its place, `Interrupted` after `interrupt`."""
         with self._changed:
-            while not self._chunks and not self._finished:
+            while not self._chunks and not self._finished and not self._interrupted:
                 _wait(self._changed, "the producer to finish a batch of episodes")
+            if self._interrupted:
+                raise Interrupted
             if self._chunks:
                 chunk = self._chunks.popleft()
                 self._changed.notify_all()
@@ -66,6 +73,12 @@ class Handoff(Generic[T]):
             if self._failure is not None:
                 raise self._failure
             return None
+
+    def interrupt(self) -> None:
+        """Whoever waits in `get`, and every later call of it, gets `Interrupted`. A signal's handler may call it, in any thread."""
+        with self._changed:  # re-entrant, so the thread that the handler has interrupted may hold it
+            self._interrupted = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """The consumer leaves: a producer that waits for room gets `Closed`."""
@@ -76,11 +89,14 @@ class Handoff(Generic[T]):
 
 
 class VersionGate:
-    """Lets the producer begin a step only when the weights are new enough: at most `max_staleness` versions behind the trainer."""
+    """Lets the producer begin a step only when the weights are new enough: at most `max_staleness` versions behind the trainer.
 
-    def __init__(self, max_staleness: int = 0) -> None:
+    version: that of the weights which the engine has at the start.
+    """
+
+    def __init__(self, max_staleness: int = 0, *, version: int = 0) -> None:
         self._max_staleness = max_staleness
-        self._version = 0
+        self._version = version
         self._changed = threading.Condition()
         self._closed = False
 

@@ -14,7 +14,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +22,8 @@ from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
 from burnish.agentic.trajectory import EpisodeContext
+from burnish.checkpoint import store
+from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import RolloutConfig, RunSection, SamplingConfig, TrainingConfig
@@ -37,13 +38,13 @@ from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster
 from burnish.rl.critic import OPTIMIZER
-from burnish.rl.evaluation import Evaluation, evaluate
-from burnish.rl.handoff import Handoff, VersionGate
+from burnish.rl.evaluation import Evaluation, Evaluator, evaluation_samplings
+from burnish.rl.handoff import Handoff, Interrupted, VersionGate
 from burnish.rl.producer import Chunk, Producer
+from burnish.rl.progress import TrainResult, pack, unpack
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reports import record_rollout
 from burnish.rl.scoring import Scored, record_chunks, record_credit, score
-from burnish.rollout.engine import wait_for
 from burnish.text.codec import Codec
 from burnish.train.compiles import programs_compiled
 from burnish.train.optim import make_optimizer
@@ -53,15 +54,6 @@ log = logging.getLogger(__name__)
 
 _LEAVE_S = 30.0
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
-
-
-@dataclass
-class TrainResult:
-    """What a run did: steps made, metrics of each, evaluations by step and label."""
-
-    steps: int = 0
-    history: list[Mapping[str, float]] = field(default_factory=list)
-    evaluations: dict[int, dict[str, Evaluation]] = field(default_factory=dict)
 
 
 class RLLearner:
@@ -144,48 +136,50 @@ class RLLearner:
         )
         self._programs = programs_compiled()
         self._closed = False
+        self._result = TrainResult()
+        self._cursor: Mapping[str, Any] = self._stream.cursor()
+        self._prepared = False
+        self._half_done = False  # some updates of a step are applied, not all
+        self._handoff: Handoff[Chunk] = Handoff(self._plan.queue_size)
+        self._evaluator = Evaluator(self._orchestrator)
 
     # ---------------------------------------------------------------------------------------------------------------- the loop
 
-    def train(self, *, on_step: Callable[[int], None] | None = None) -> TrainResult:
-        """Run to `training.max_steps` or to the end of the data. `on_step(step)` is called after each step, before the next begins.
+    def train(self, *, on_step: Callable[[int], None] | None = None, saver: Saver | None = None) -> TrainResult:
+        """Run to `training.max_steps`, to the end of the data, or until `stop`. saver: commits what it is due, and the last step.
 
-        Raises what the producer, a reward in the first batch, the engine or an update raised; the cluster is closed then too.
+        `on_step(step)` is called after each step, before the next begins. When this returns, the last step is committed.
+        Raises what the producer, a reward in the first batch, the engine, an update or the last commit raised; the cluster is closed then
+        too.
         """
         self._refuse_closed()
         if self._rollout.sampling.temperature == 0:
             raise UserError("rollout.sampling.temperature is 0: all samples of a group would be the same, and nothing could be learned")
-        plan, training = self._plan, self._training
-        handoff: Handoff[Chunk] = Handoff(plan.queue_size)
-        gate = VersionGate()
+        result, start = self._result, self._result.steps
+        gate = VersionGate(version=start)
         producer = Producer(
             stream=self._stream,
             orchestrator=self._orchestrator,
             algorithm=self._algorithm,
-            plan=plan,
+            plan=self._plan,
             params=self._params(self._rollout.sampling),
-            handoff=handoff,
+            handoff=self._handoff,
             gate=gate,
             seed=self._run.seed,
-            steps=range(training.max_steps),
+            steps=range(start, self._training.max_steps),
             rows_multiple=self.cluster.rows_multiple,
             pairs_per_token=self.cluster.model.config.pairs_per_token,
         )
-        result = TrainResult()
         try:
-            self.cluster.prepare(self._algorithm, total_updates=self._total_updates, critic_updates=self._critic_updates)
-            if training.compare:
-                self._evaluate(BEFORE, 0, result)
-            producer.start()
-            while self._step(handoff, result):
-                step = result.steps
-                if training.eval_every is not None and step % training.eval_every == 0:
-                    self._evaluate(f"step {step}", step, result)
-                if on_step is not None:
-                    on_step(step)
-                gate.publish(self.cluster.version)
-            if training.compare:
-                self._evaluate(AFTER, result.steps, result)
+            self._prepare()
+            try:
+                self._loop(producer, gate, saver, on_step)
+            except Interrupted:
+                result.stopped = True
+            if saver is not None:
+                if result.steps > saver.newest_step and not self._half_done:
+                    self._save(saver)
+                saver.finish()
             return result
         finally:
             producer.stop()
@@ -195,34 +189,72 @@ class RLLearner:
                 if producer.is_alive():
                     log.warning("the producer's thread is still busy %.0f s after its end; it is left behind", _LEAVE_S)
 
-    def _step(self, handoff: Handoff[Chunk], result: TrainResult) -> bool:
+    def _loop(self, producer: Producer, gate: VersionGate, saver: Saver | None, on_step: Callable[[int], None] | None) -> None:
+        """Evaluate, make every step that is left, evaluate. Raises `Interrupted` where the run was asked to stop."""
+        training, result = self._training, self._result
+        if training.compare and result.steps == 0:
+            self._evaluate(BEFORE, 0)
+        producer.start()
+        while self._step():
+            step = result.steps
+            if training.eval_every is not None and step % training.eval_every == 0:
+                self._evaluate(f"step {step}", step)
+            if saver is not None and saver.is_due(step):
+                self._save(saver)
+            if on_step is not None:
+                on_step(step)
+            gate.publish(self.cluster.version)
+        if saver is not None and result.steps > saver.newest_step:
+            self._save(saver)  # before an evaluation that may take minutes
+        if training.compare:
+            self._evaluate(AFTER, result.steps)
+
+    def stop(self) -> None:
+        """Ask the run to end soon, with its last whole step saved. Any thread, and a signal's handler, may call it, also before `train`.
+
+        A step of which no update is applied is given up: its prompts are drawn again when the run goes on. One of which all are applied
+        is finished. With only some of its updates applied, it is given up too, and nothing newer than the last commit can be saved.
+        """
+        self._handoff.interrupt()
+        self._evaluator.cancel()
+
+    def _prepare(self) -> None:
+        if not self._prepared:
+            self.cluster.prepare(self._algorithm, total_updates=self._total_updates, critic_updates=self._critic_updates)
+            self._frozen = self.cluster.frozen_digest()
+            self._prepared = True
+
+    def _step(self) -> bool:
         """All updates of one step, then the engine's new weights and the step's report. False where the data has ended instead."""
-        start, step, groups = time.monotonic(), result.steps + 1, []
+        start, step, groups = time.monotonic(), self._result.steps + 1, []
+        cursor: Mapping[str, Any] = {}
         for _ in range(self._plan.num_mini_batches):
             scored: list[Scored] = []
             for iteration in range(self._algorithm.num_iterations):
-                chunks = self._take(handoff)
+                chunks = self._take()
                 if not chunks:
                     return False
                 if iteration == 0:
                     with self._timed("score"):
                         scored = score(self.cluster, self._algorithm, chunks)
+                    cursor = chunks[0].cursor
                     groups += [group for chunk in chunks for group in chunk.sampled]
                     record_chunks(self._metrics, chunks)
                     record_credit(self._metrics, scored)
+                self._half_done = True
                 self._update(scored, step)
         record_rollout(self._metrics, groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated)
         with self._timed("sync"):
             self.cluster.sync_weights()
-        result.steps = step
-        self._report(step, groups, time.monotonic() - start, result)
+        self._result.steps, self._cursor, self._half_done = step, cursor, False
+        self._report(step, groups, time.monotonic() - start)
         return True
 
-    def _take(self, handoff: Handoff[Chunk]) -> list[Chunk]:
+    def _take(self) -> list[Chunk]:
         """The micro-batches of one update; none at the end of the data, which is always the end of a step."""
         with self._timed("wait"):
-            first = handoff.get()
-            chunks = [] if first is None else [first, *(handoff.get() for _ in range(first.count - 1))]
+            first = self._handoff.get()
+            chunks = [] if first is None else [first, *(self._handoff.get() for _ in range(first.count - 1))]
         return [chunk for chunk in chunks if chunk is not None]
 
     def _update(self, scored: Sequence[Scored], step: int) -> None:
@@ -235,7 +267,7 @@ class RLLearner:
             if step > self._algorithm.warmup_steps:
                 self._metrics.merge(self.cluster.update_actor((part.actor for part in scored), count=count, step=step))
 
-    def _report(self, step: int, groups: Sequence[Group], seconds: float, result: TrainResult) -> None:
+    def _report(self, step: int, groups: Sequence[Group], seconds: float) -> None:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
@@ -245,7 +277,7 @@ class RLLearner:
         metrics["perf/compiles"], self._programs = float(programs_compiled() - self._programs), programs_compiled()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
         metrics["perf/train_tokens_per_second"] = sampled * self._algorithm.num_iterations / max(metrics["time/update_seconds"], 1e-9)
-        result.history.append(metrics)
+        self._result.history.append(metrics)
         self._sinks.step(StepReport(step, self._training.max_steps, metrics, groups))
 
     @contextlib.contextmanager
@@ -255,10 +287,50 @@ class RLLearner:
             yield
         self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
 
-    def save(self, folder: Path, *, step: int) -> Path:
-        """Commit weights, optimizer, and where the data stands, as checkpoint `step`. Call it from `on_step`: the producer waits then."""
-        extra = {"step": step, "version": self.cluster.version, "seed": self._run.seed, "data": self._stream.cursor()}
-        return self.cluster.save(folder, step=step, extra=extra)
+    # ----------------------------------------------------------------------------------------------------- save, and go on later
+
+    def resume(self, checkpoints: Path, step: int | None = None) -> int:
+        """Go on from a checkpoint as if the run had never stopped; call it before `train`. Returns the step, 0 where there is none yet.
+
+        step: which; None takes the newest that is intact, and warns of newer ones that aren't. Later ones lose their names: the run makes
+        them again. Raises CheckpointError, with every difference, for the checkpoint of another run; nothing is changed then.
+        """
+        self._refuse_closed()
+        found = store.newest_intact(checkpoints) if step is None else step
+        if found is None:
+            return 0
+        self._prepare()
+        extra: dict[str, Any] = {}
+
+        def read(like: Any) -> Any:
+            nonlocal extra
+            states, extra = store.read(checkpoints, found, like, facts=self._facts())
+            return states
+
+        self.cluster.restore(read, version=found)
+        self._result, self._cursor = unpack(found, extra)
+        self._stream.restore(self._cursor)
+        store.set_aside_after(checkpoints, found)
+        return found
+
+    def _save(self, saver: Saver) -> None:
+        """Hand the state after the last whole step to the saver; no update of the next may have been applied."""
+        with self._timed("save"):
+            saver.save(self._result.steps, self.cluster.states, pack(self._result, cursor=self._cursor, facts=self._facts()))
+        self._metrics.merge(saver.take_metrics())
+
+    def _facts(self) -> dict[str, Any]:
+        """What a run that goes on must have in common with the one that stopped, beyond the shapes of its arrays."""
+        return {
+            "run.seed": self._run.seed,
+            "training.batch_size": self._plan.batch,
+            "training.mini_batch_size": self._plan.mini_batch,
+            "algorithm.num_generations": self._algorithm.num_generations,
+            "algorithm.num_iterations": self._algorithm.num_iterations,
+            "precision": self.cluster.precision,
+            "adapter's scale": self.cluster.adapter_scale,
+            "digest of the frozen weights": self._frozen,
+        }
 
     # -------------------------------------------------------------------------------------------------------------- evaluation
 
@@ -267,7 +339,7 @@ class RLLearner:
         self._refuse_closed()
         if not self._held_out:
             raise UserError("there are no held-out prompts to evaluate: give eval_ds (data.eval)")
-        return wait_for(evaluate(self._orchestrator, self._held_out, self._evaluation_samplings(), seed=self._run.seed))
+        return self._evaluator.run(self._held_out, self._evaluation_samplings(), seed=self._run.seed)
 
     @property
     def held_out_clusters(self) -> list[Hashable]:
@@ -279,10 +351,10 @@ class RLLearner:
             way: self._params(sampling) for way, sampling in evaluation_samplings(self._rollout, compare=self._training.compare).items()
         }
 
-    def _evaluate(self, label: str, step: int, result: TrainResult) -> None:
+    def _evaluate(self, label: str, step: int) -> None:
         with self._timed("evaluate"):
             found = self.evaluate()
-        result.evaluations[step] = found
+        self._result.evaluations[step] = found
         metrics = {name: value for evaluation in found.values() for name, value in evaluation.metrics().items()}
         trajectories = [t for evaluation in found.values() for t in evaluation.trajectories]
         self._sinks.evaluation(EvalReport(step, label, metrics, trajectories))
@@ -325,24 +397,10 @@ def planned_updates(algorithm: Algorithm, training: TrainingConfig, plan: BatchP
     return policys, critics
 
 
-def evaluation_samplings(rollout: RolloutConfig, *, compare: bool) -> dict[str, SamplingConfig]:
-    """How held-out prompts are sampled, by label: as `rollout.evaluation` says, and with `compare` at the training temperature too."""
-    evaluation, training = rollout.evaluation, rollout.sampling
-    changes = {"temperature": evaluation.temperature, "max_tokens": evaluation.max_tokens or training.max_tokens}
-    ways = {_label(evaluation.temperature): training.model_copy(update=changes)}
-    if compare:
-        ways[_label(training.temperature)] = training.model_copy(update={"max_tokens": changes["max_tokens"]})
-    return ways
-
-
-def _label(temperature: float) -> str:
-    return "greedy" if temperature == 0 else f"T={temperature:g}"
-
-
 def _codec(policy: RLCluster | Model | str | Path) -> Codec:
     if isinstance(policy, RLCluster):
         return policy.model.codec
     return policy.codec if isinstance(policy, Model) else Codec.load(locate(str(policy)))
 
 
-__all__ = ["RLLearner", "TrainResult", "evaluation_samplings", "planned_updates"]
+__all__ = ["RLLearner", "planned_updates"]

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
@@ -53,8 +54,9 @@ class Chunk:
     """One micro-batch on its way to the trainer.
 
     key: (step, mini-batch, micro-batch), the same in every iteration over it. count: micro-batches of its mini-batch. groups: those whose
-    episodes `batch.sequences` numbers, in order. What is counted once comes with the first micro-batch of iteration 0 only: sampled, every
-    group that was sampled for the mini-batch, trained on or not; counts, sums by metric name; rollout_seconds.
+    episodes `batch.sequences` numbers, in order. cursor: where the data stands once every prompt of the step is drawn. What is counted
+    once comes with the first micro-batch of iteration 0 only: sampled, every group that was sampled for the mini-batch, trained on or not;
+    counts, sums by metric name; rollout_seconds.
     """
 
     key: tuple[int, int, int]
@@ -62,6 +64,7 @@ class Chunk:
     count: int
     batch: TokenBatch
     groups: Sequence[Group]
+    cursor: Mapping[str, Any]
     sampled: Sequence[Group]
     counts: Mapping[str, int]
     rollout_seconds: float
@@ -228,11 +231,12 @@ class Producer(threading.Thread):
         """The micro-batches of a mini-batch, each once per iteration. groups: its groups; trained: those of them that carry loss."""
         with span("batch", groups=len(groups)):
             parts = self._batches(groups, trained)
+        cursor = self._stream.cursor()  # nobody draws for the next step before this one is handed on
         for iteration in range(self._algorithm.num_iterations):
             for micro, (part, batch) in enumerate(parts):
                 first = iteration == 0 and micro == 0
                 once = (sampled, counts, seconds) if first else ((), {}, 0.0)
-                yield Chunk((step, mini, micro), iteration, len(parts), batch, part, *once)
+                yield Chunk((step, mini, micro), iteration, len(parts), batch, part, cursor, *once)
 
     def _batches(self, groups: Sequence[Group], trained: Sequence[Group]) -> list[tuple[Sequence[Group], TokenBatch]]:
         """The micro-batches of a mini-batch, each with the groups that it numbers. A mini-batch that is short keeps the usual program."""

@@ -70,7 +70,8 @@ def test_resume_cuts_half_lines_and_steps_to_come(folder: RunFolder) -> None:
     sink.close()
     with folder.metrics_path.open("a") as file:
         file.write('{"step": 4, "rew')
-    resumed = JsonlSink(folder, first_step=3)
+    resumed = JsonlSink(folder)
+    resumed.rewind(2)
     resumed.step(report(3, a=1.0))
     resumed.evaluation(EvalReport(3, AFTER, {"eval/sums/accuracy": 1.0}, [trajectory(0), trajectory(1, "5", None)]))
     resumed.close()

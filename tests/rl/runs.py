@@ -1,6 +1,7 @@
 """Learners on a tiny random model that copies nothing and knows nothing: for tests of the whole loop."""
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ def digits_reward(completions: Sequence[str], answer: Sequence[str]) -> list[flo
 
 
 def make_learner(
-    model: Model,
+    model: Model | Path,
     *,
     reward: Callable[..., Any] = digits_reward,
     train_ds: Any = ROWS,

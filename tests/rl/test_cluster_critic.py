@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from burnish import checkpoint
+from burnish.checkpoint import store
 from burnish.config.algorithms import CriticConfig, GRPOConfig
 from burnish.config.errors import UserError
 from burnish.config.optimizer import OptimizerConfig
@@ -123,13 +123,14 @@ def test_a_classifier_brings_its_score_and_a_language_model_starts_at_zero(model
 def test_both_states_are_in_a_checkpoint_and_come_back(model: Model, tmp_path: Path) -> None:
     cluster = prepared(model, critic(), lora=LORA)
     learn(cluster, 2)
-    saved = cluster.save(tmp_path, step=2, extra={})
+    store.write(tmp_path, 2, store.snapshot(cluster.states), {})
     assert set(cluster.states) == {"actor", "critic"}
     kept = host(cluster.states)
     fresh = prepared(model, critic(), lora=LORA)
-    restored, _ = checkpoint.restore(saved.parent, 2, fresh.states)
-    assert_same(host(restored), kept)
-    assert int(restored["critic"].updates) == 2 and int(restored["actor"].updates) == 0
+    fresh.restore(lambda like: store.read(tmp_path, 2, like)[0], version=2)
+    assert_same(host(fresh.states), kept)
+    assert int(fresh.states["critic"].updates) == 2 and int(fresh.states["actor"].updates) == 0
+    assert fresh.version == fresh.engine.version == 2
 
 
 def test_an_exported_critic_is_the_next_ones_start(model: Model, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from burnish.checkpoint import latest, restore
+from burnish.checkpoint import store
+from burnish.checkpoint.saver import Saver
 from burnish.config.errors import UserError
 from burnish.config.schema import LoraConfig
 from burnish.data.source import DataError, from_rows
@@ -318,13 +319,9 @@ def test_what_cant_work_is_refused_before_anything_is_sampled(model: Model) -> N
 @pytest.mark.slow
 def test_a_checkpoint_says_where_weights_and_data_stand(model: Model, tmp_path: Path) -> None:
     learner = make_learner(model, lora=LORA)
-
-    def save(step: int) -> None:
-        learner.save(tmp_path, step=step)
-
-    learner.train(on_step=save)
-    assert latest(tmp_path) == 2
-    state, extra = restore(tmp_path, 2, learner.cluster.states)
+    learner.train(saver=Saver(tmp_path))
+    assert store.committed(tmp_path) == [2]
+    state, extra = store.read(tmp_path, 2, learner.cluster.states)
     assert_same(host(state), host(learner.cluster.states))
-    assert (extra["step"], extra["version"], extra["seed"]) == (2, 2, 3)
+    assert extra["facts"]["run.seed"] == 3 and extra["metrics"]["reward/mean"] > 0
     assert extra["data"]["sources"]["train"]["index"] == 8

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from burnish.checkpoint import latest
+from burnish.checkpoint import store
+from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import CriticConfig, PPOConfig
 from burnish.config.errors import UserError
 from burnish.config.optimizer import OptimizerConfig
@@ -86,11 +87,11 @@ def test_a_penalty_in_the_reward_of_a_policy_that_is_the_reference_is_exactly_0(
 
 def test_ppo_updates_policy_and_critic_and_saves_both(model: Model, tmp_path: Path) -> None:
     learner = make(model, {"name": "ppo", "critic": {"optimizer": {"learning_rate": 1e-2}}}, max_steps=3)
-    history = learner.train(on_step=lambda step: learner.save(tmp_path, step=step) and None).history
+    history = learner.train(saver=Saver(tmp_path)).history
     assert [m["critic/learning_rate"] for m in history] == [pytest.approx(1e-2)] * 3
     assert history[0]["critic/value_mean"] == 0.0 < history[2]["critic/value_mean"], "a fresh head says 0, then moves towards the returns"
     assert abs(history[0]["advantage/mean"]) < 1e-5 and history[0]["policy/ratio_max"] == 1.0
-    assert latest(tmp_path) == 3
+    assert store.committed(tmp_path) == [3]
 
 
 def test_while_the_critic_warms_up_the_policy_stays(model: Model) -> None:

@@ -1,0 +1,79 @@
+"""Whether a configuration goes on with the run in a folder: which keys may have changed since, and which make it another run.
+
+Owns the list of what may change. Reads only; `train` calls it before anything else is opened.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from burnish.config.errors import UserError
+from burnish.config.layers import items, join
+from burnish.config.loader import Resolved, load_config
+from burnish.config.schema import Config
+from burnish.observe.run_folder import read_status
+
+MAY_CHANGE = (
+    # how long, and what is seen and kept of it
+    *("training.max_steps", "training.eval_every", "training.compare", "checkpoint.*", "observe.*", "run.folder", "data.eval*"),
+    # what "auto" comes to is compared with the checkpoint
+    "model.precision",
+    # where and in which portions the same sums are made: equal but for rounding
+    *("cluster.*", "rollout.slots", "rollout.prefill_rows", "rollout.decode_chunk", "rollout.evaluation.*"),
+    *("training.train_micro_batch_size", "training.tokens_per_device", "training.compute_logps_micro_batch_size"),
+    *("training.rollout_micro_batch_size", "training.remat", "training.head_chunk", "reward_model.micro_batch_size"),
+)
+"""Patterns of keys that a run that goes on may set otherwise. All others make another run."""
+PLACES = frozenset({"path", "recipe", "fn", "env", "agent"})
+"""Keys that name a file: another folder of the same file is the same run, moved."""
+HIDDEN = "***"
+"""What stands in a kept configuration for a secret."""
+
+
+def check_same_run(run: Path, resolved: Resolved[Config]) -> list[str]:
+    """What has changed since the run in `run` was started, one line each, for people to see.
+
+    resolved: with its files anchored, as the kept one is. Raises UserError that names every change that makes it another run.
+    """
+    kept = run / "config.yaml"
+    if not kept.is_file():  # killed before it wrote one: nothing was made yet
+        return []
+    old, new = _values(load_config(kept, (), {}).config), _values(resolved.config)
+    allowed, refused = [], []
+    for key in sorted(old.keys() | new.keys()):
+        before, now = old.get(key), new.get(key)
+        if before == now or before == HIDDEN:
+            continue
+        line = f"{key}: was {before!r}, is {now!r}"
+        moved = key.rpartition(".")[2] in PLACES and Path(str(before)).name == Path(str(now)).name
+        (allowed if moved or any(fnmatch.fnmatchcase(key, pattern) for pattern in MAY_CHANGE) else refused).append(line)
+    if refused:
+        raise UserError(
+            f"the run in {run} was started with other settings, and would be another run with these:\n  "
+            + "\n  ".join(refused)
+            + f"\nto go on, set them as they were (they are in {kept}); to change them, start a new run under another run.name"
+        )
+    return allowed
+
+
+def is_complete(run: Path, config: Config) -> bool:
+    """Whether the run in `run` has done all that `config` asks for."""
+    if not (run / "status.json").is_file() or read_status(run)["state"] != "complete":
+        return False
+    return load_config(run / "config.yaml", (), {}).config.training.max_steps >= config.training.max_steps
+
+
+def _values(config: Config) -> Mapping[str, Any]:
+    """Every scalar and empty collection by its dotted path."""
+
+    def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+        inner = items(value)
+        if not inner and path:
+            yield path, value
+        for key, item in inner:
+            yield from walk(item, join(path, key))
+
+    return dict(walk(config.model_dump(), ""))

@@ -5,9 +5,9 @@ BIN = .venv/bin
 MODEL = smollm2-135m
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow"
+FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak"
 
-.PHONY: venv quickstart static check test test-py312 learn parity bench docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 learn parity soak bench docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -53,6 +53,9 @@ parity: .venv-parity/installed
 	set -e; for program in tests/parity/regenerate_*.py; do .venv-parity/bin/python $$program; done
 	git diff --exit-code -- tests
 	.venv-parity/bin/python -m pytest -m parity --timeout 1200
+
+soak: venv
+	$(BIN)/python -m pytest -m soak --timeout 1200
 
 bench: venv
 	$(BIN)/burnish fetch $(MODEL)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
     from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
+    from burnish.checkpoint.saver import Saver
     from burnish.config.algorithms import GRPOConfig, PPOConfig
     from burnish.config.loader import load_config
     from burnish.config.schema import ClusterConfig, Config, LoraConfig, RolloutConfig, TrainingConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
     "burnish.agentic.environments": ("BaseTaskEnv", "EnvStepResult", "TaskEnvironment"),
+    "burnish.checkpoint.saver": ("Saver",),
     "burnish.config.algorithms": ("GRPOConfig", "PPOConfig"),
     "burnish.config.loader": ("load_config",),
     "burnish.config.schema": ("ClusterConfig", "Config", "LoraConfig", "RolloutConfig", "TrainingConfig"),
@@ -47,6 +49,7 @@ __all__ = [
     "RLLearner",
     "Role",
     "RolloutConfig",
+    "Saver",
     "TaskEnvironment",
     "TrainingConfig",
     "load_config",

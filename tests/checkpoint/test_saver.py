@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,35 @@ def test_b103_a_run_that_cant_save_ends(tmp_path: Path) -> None:
     saver = Saver(tmp_path, CheckpointSection(every=1))
     with faults.armed("save.before_arrays:raise"), pytest.raises(CheckpointError, match="3 saves to .* failed in a row"):
         run(saver, range(1, 5))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 5 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("mounting a file system isn't allowed here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_b103_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Noise, which no compression makes smaller: 3 MiB fit once, not twice; with room again it goes on."""
+    noise = {"w": jax.random.normal(jax.random.key(0), (768, 1024))}
+    saver = Saver(small_disk, CheckpointSection(every=1))
+    saver.save(1, noise, {})
+    saver._wait()
+    with caplog.at_level(logging.WARNING):
+        saver.save(2, noise, {})
+        saver._wait()
+    assert "step 2 could not be saved (try 1)" in caplog.text and "space" in caplog.text.lower()
+    assert store.newest_intact(small_disk) == 1
+    store.delete(small_disk, 1)
+    assert saver.is_due(3)
+    saver.save(3, noise, {})
+    saver.finish()
+    assert store.committed(small_disk) == [3]
 
 
 def test_r07_where_nothing_can_be_written_is_said_at_once(tmp_path: Path) -> None:

@@ -1,14 +1,22 @@
-"""Small runs from the command line: a model folder, a task beside its configuration, and `burnish` called in this process."""
+"""Small runs from the command line: a task beside its configuration, and `burnish` called in this process or in one that may be killed."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import orbax.checkpoint as ocp
 import pytest
 
+from burnish.checkpoint import store
 from burnish.cli.main import main
+
+LORA = ["model.lora={rank: 2, targets: [q, v]}", "training.compare=false"]
+"""Overrides for runs that only train."""
 
 CONFIG = """
 model: {path: MODEL, precision: f32}
@@ -65,3 +73,34 @@ class Shell:
         code = main([str(word) for word in argv])
         out, err = self._capture.readouterr()
         return code, out, err
+
+
+def start_train(task: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
+    """`burnish train` in a process of its own, with one device, as a person has."""
+    environment = {**os.environ, "BURNISH_FAULTS": faults, "XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    argv = [sys.executable, "-m", "burnish", "train", str(task), *arguments]
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error, once it has ended."""
+    out, err = child.communicate(timeout=100)
+    return child.returncode, out, err
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """What two runs must share to be one: the arrays of the last checkpoint, the data's cursor, rows and episodes of every step."""
+    step = store.committed(run / "checkpoints")[-1]
+    with ocp.StandardCheckpointer() as reader:
+        arrays = reader.restore((run / "checkpoints" / str(step) / "arrays").absolute())
+    episodes = {}
+    for path in sorted((run / "transcripts").glob("step_*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        episodes[path.name] = [(line["prompt_id"], line["messages"], line["reward"], line["versions"]) for line in lines]
+    return {
+        "arrays": {name: leaf.tobytes() for name, leaf in arrays.items()},
+        "data": store.read_extra(run / "checkpoints", step)["data"],
+        "episodes": episodes,
+        "steps": [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()],
+        "exported": (run / "adapter" / "adapter_model.safetensors").read_bytes(),
+    }

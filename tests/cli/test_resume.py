@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,25 +14,17 @@ import pytest
 
 from burnish.checkpoint import store
 from burnish.observe.run_folder import read_status
-from tests.cli.runs import Shell
+from tests.cli.runs import LORA, Shell, finish, outcome, start_train, write_task
 
 STEPS = 5
 
 
 def options(*more: str) -> list[str]:
-    return ["model.lora={rank: 2, targets: [q, v]}", f"training.max_steps={STEPS}", "checkpoint.every=1", "training.compare=false", *more]
+    return [*LORA, f"training.max_steps={STEPS}", "checkpoint.every=1", *more]
 
 
 def start(task: Path, *more: str, faults: str = "") -> subprocess.Popen[str]:
-    """`burnish train` in a process of its own, with one device, as a person has."""
-    environment = {**os.environ, "BURNISH_FAULTS": faults, "XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[2])}
-    argv = [sys.executable, "-m", "burnish", "train", str(task), *options(*more)]
-    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = child.communicate(timeout=100)
-    return child.returncode, out, err
+    return start_train(task, *options(*more), faults=faults)
 
 
 def wait_for_step(run: Path, step: int, child: subprocess.Popen[str]) -> None:
@@ -44,23 +34,9 @@ def wait_for_step(run: Path, step: int, child: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def outcome(run: Path) -> dict[str, Any]:
-    """What must be the same: arrays of the last checkpoint by digest, rows and episodes of every step."""
-    marker = json.loads((run / "checkpoints" / str(STEPS) / "COMMITTED").read_text())
-    episodes = {}
-    for path in sorted((run / "transcripts").glob("step_*.jsonl")):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        episodes[path.name] = [(line["prompt_id"], line["messages"], line["reward"], line["versions"]) for line in lines]
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    exported = (run / "adapter" / "adapter_model.safetensors").read_bytes()
-    return {"step": marker["step"], "episodes": episodes, "steps": steps, "exported": exported}
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Mapping[str, Any]:
     """The outcome of the run that nothing happens to. It has other folders: names of rows must not depend on where a task lies."""
-    from tests.cli.runs import write_task
-
     task = write_task(tmp_path_factory.mktemp("unbroken"), model_folder)
     code, _, err = finish(start(task, f"run.folder={task.parent / 'runs'}"))
     assert code == 0, err

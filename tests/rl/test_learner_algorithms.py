@@ -14,7 +14,7 @@ from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import CriticConfig, PPOConfig
 from burnish.config.errors import UserError
 from burnish.config.optimizer import OptimizerConfig
-from burnish.config.schema import Config, LoraConfig, RolloutConfig, RunSection, TrainingConfig
+from burnish.config.schema import CheckpointSection, Config, LoraConfig, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.rl.advantages import group_relative
 from burnish.rl.cluster import RLCluster
@@ -92,6 +92,28 @@ def test_ppo_updates_policy_and_critic_and_saves_both(model: Model, tmp_path: Pa
     assert history[0]["critic/value_mean"] == 0.0 < history[2]["critic/value_mean"], "a fresh head says 0, then moves towards the returns"
     assert abs(history[0]["advantage/mean"]) < 1e-5 and history[0]["policy/ratio_max"] == 1.0
     assert store.committed(tmp_path) == [3]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ppo", "critic": {"optimizer": {"learning_rate": 1e-2}, "warmup_steps": 1}},
+        {"name": "grpo", "beta": 0.2, "old": "recomputed"},
+        {"name": "grpo", "zero_signal": "resample", "max_resample_rounds": 8},
+    ],
+    ids=["critic", "reference", "resample"],
+)
+def test_a_run_that_goes_on_is_the_one_that_never_stopped(model: Model, tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    """Every weight is trained: with a critic and its own optimizer, beside a reference, with prompts drawn in rounds."""
+    sparse = {"reward": lambda completions, answer: [float(gold in text) for text, gold in zip(completions, answer, strict=True)]}
+    options = sparse if "zero_signal" in algorithm else {}
+    whole = make(model, algorithm, max_steps=4, mini_batch_size=2, **options)
+    whole.train(saver=Saver(tmp_path, CheckpointSection(every=2)))
+    resumed = make(model, algorithm, max_steps=4, mini_batch_size=2, **options)
+    assert resumed.resume(tmp_path, 2) == 2
+    resumed.train()
+    assert_same(host(resumed.cluster.states), host(whole.cluster.states))
+    assert ("critic" in whole.cluster.states) == (algorithm["name"] == "ppo")
 
 
 def test_while_the_critic_warms_up_the_policy_stays(model: Model) -> None:

@@ -1,0 +1,93 @@
+"""R01: kill -9 at uniformly random times, restart, and compare with the run that nothing happened to. `make soak`."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.checkpoint import store
+from tests.cli.runs import LORA, finish, outcome, start_train, write_task
+
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
+
+STEPS, KILLS, RUNS, SEED = 20, 20, 10, 1
+SLOW_GRADE = """
+import time
+
+def hits(completions, answer):
+    time.sleep(0.5)
+    return [text.count(gold) + 0.01 * len(text) for text, gold in zip(completions, answer)]
+"""
+"""A step takes about half a second, so that twenty kills find a run that is still going on."""
+
+
+def start(task: Path, run: str, *more: str) -> subprocess.Popen[str]:
+    folder = task.parent / "runs"
+    resume = ["--resume"] if (folder / run).is_dir() else []
+    return start_train(task, *LORA, f"training.max_steps={STEPS}", "checkpoint.every=1", f"run.folder={folder}", f"run.name={run}", *resume)
+
+
+def checkpoints(task: Path, run: str) -> Path:
+    return task.parent / "runs" / run / "checkpoints"
+
+
+def outlives(child: subprocess.Popen[str], seconds: float) -> bool:
+    """Whether it has ended by itself within the time; else it is killed."""
+    try:
+        child.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        assert finish(child)[0] == -signal.SIGKILL
+        return False
+    code, _, err = finish(child)
+    assert code == 0, err
+    return True
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    task = write_task(tmp_path_factory.mktemp("kills"), model_folder)
+    (task.parent / "grade.py").write_text(SLOW_GRADE)
+    return task
+
+
+@pytest.fixture(scope="module")
+def unbroken(task: Path) -> tuple[Mapping[str, Any], float]:
+    """Its outcome, and how many seconds it takes with programs compiled."""
+    assert outlives(start(task, "compiles"), 100)
+    begun = time.monotonic()
+    assert outlives(start(task, "unbroken"), 100)
+    return outcome(task.parent / "runs" / "unbroken"), time.monotonic() - begun
+
+
+@pytest.mark.timeout(1200)
+def test_r01_one_run_killed_twenty_times(task: Path, unbroken: tuple[Mapping[str, Any], float]) -> None:
+    whole, seconds = unbroken
+    moments = random.Random(SEED)
+    most = seconds - (STEPS - 4) * 0.5  # after a start and some four steps
+    for kill in range(KILLS):
+        assert not outlives(start(task, "killed"), moments.uniform(0.0, most)), f"finished before kill {kill + 1}: take another SEED"
+    print(f"killed {KILLS} times, at most {most:.1f} s after each start; then at step {store.committed(checkpoints(task, 'killed'))}")
+    assert outlives(start(task, "killed"), 100)
+    assert outcome(task.parent / "runs" / "killed") == whole
+
+
+@pytest.mark.timeout(1200)
+def test_r01_ten_runs_killed_once(task: Path, unbroken: tuple[Mapping[str, Any], float]) -> None:
+    whole, seconds = unbroken
+    moments = random.Random(SEED + 1)
+    killed = 0
+    for number in range(RUNS):
+        run = f"once-{number}"
+        if not outlives(start(task, run), moments.uniform(0.0, seconds)):
+            killed += 1
+            assert outlives(start(task, run), 100)
+        assert outcome(task.parent / "runs" / run) == whole, f"{run} of seed {SEED + 1}"
+    assert killed >= RUNS // 2

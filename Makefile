@@ -7,7 +7,7 @@ MODEL = smollm2-135m
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
 FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak"
 
-.PHONY: venv quickstart static check test test-py312 learn parity soak bench docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 learn parity soak mutants bench docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -56,6 +56,9 @@ parity: .venv-parity/installed
 
 soak: venv
 	$(BIN)/python -m pytest -m soak --timeout 1200
+
+mutants: venv
+	$(BIN)/python tests/mutants/run.py
 
 bench: venv
 	$(BIN)/burnish fetch $(MODEL)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,3 +140,43 @@ def test_a_failing_sink_is_named_and_left_out(folder: RunFolder, capsys: pytest.
     assert broken.calls == ["step", "close"] and sinks.errors == 1
     assert "Broken failed and is left out from here on: OSError: disk full" in capsys.readouterr().err
     assert len(folder.metrics_path.read_text().splitlines()) == 2
+
+
+WRITER = """
+import sys
+from burnish.observe.run_folder import RunFolder
+from burnish.observe.sinks import EvalReport, JsonlSink, StepReport
+sink = JsonlSink(RunFolder(sys.argv[1], "a"))
+for step in range(1, 1001):
+    sink.step(StepReport(step, 1000, {f"metric/{i}": float(step) for i in range(50)}))
+    if step % 100 == 0:
+        sink.evaluation(EvalReport(step, "periodic", {"eval/x/accuracy": 1.0}))
+sink.close()
+"""
+
+
+def test_b115_a_reader_never_sees_half_a_row_and_a_kill_loses_at_most_the_last(tmp_path: Path) -> None:
+    run = tmp_path / "a"
+
+    def rows() -> list[int]:
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True) if (run / "metrics.jsonl").is_file() else []
+        assert all(line.endswith("\n") and len(json.loads(line)) == 51 for line in lines)
+        if (run / "eval.json").is_file():
+            json.loads((run / "eval.json").read_text())
+        return [json.loads(line)["step"] for line in lines]
+
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
+    reads = 0
+    while writer.poll() is None:
+        seen = rows()
+        assert seen == list(range(1, len(seen) + 1))
+        reads += 1
+        if len(seen) > 600:
+            writer.kill()
+    writer.wait()
+    assert reads > 5 and len(rows()) > 600
+    with RunFolder(tmp_path, "a", resume=True) as folder:
+        sink = JsonlSink(folder)
+        sink.rewind(500)
+        sink.close()
+    assert rows() == list(range(1, 501))

@@ -203,7 +203,8 @@ class TrainingConfig(Section):
     rollout_micro_batch_size: Positive | None = None
     """Prompts handed to the engine together; divides `batch_size`; null means `batch_size`."""
     compute_logps_micro_batch_size: Positive | None = None
-    """Prompts in one scoring pass; divides `batch_size`. Planned and checked only: scoring still goes by `train_micro_batch_size`."""
+    """Prompts in one pass that scores log-probs of the old policy or the reference, a matter of memory only; divides `mini_batch_size`;
+    null means `train_micro_batch_size`. Not with `tokens_per_device`, which cuts these passes too."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer and schedule."""
     remat: bool | Literal["auto", "nested"] = "auto"
@@ -220,11 +221,13 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> TrainingConfig:
-        if self.tokens_per_device is not None and self.train_micro_batch_size is not None:
-            raise ValueError(
-                f"`tokens_per_device` is {self.tokens_per_device} and `train_micro_batch_size` is {self.train_micro_batch_size}: both say "
-                "how a mini-batch is cut, so set one of them to null"
-            )
+        for name in ("train_micro_batch_size", "compute_logps_micro_batch_size"):
+            size = getattr(self, name)
+            if self.tokens_per_device is not None and size is not None:
+                raise ValueError(
+                    f"`tokens_per_device` is {self.tokens_per_device} and `{name}` is {size}: both say how a mini-batch is cut, so set one "
+                    "of them to null"
+                )
         return self
 
 

@@ -1,7 +1,8 @@
 """What must never be shown: which keys hold secrets, and a text without the secrets that this process has read.
 
-Owns the rule for keys and the list of values. A secret is a value anywhere under such a key, in users' `options` for the most part. The
-loader remembers what it reads; whoever shows or writes text that others' code had a hand in (an exception's, say) passes it through `scrub`.
+Owns the rule for keys and the list of values. A secret is a value anywhere under such a key, in users' `options` for the most part.
+The loader remembers what it reads; whoever shows or writes text that others' code had a hand in (an exception's) passes it through
+`scrub`.
 """
 
 from __future__ import annotations

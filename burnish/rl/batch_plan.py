@@ -64,7 +64,7 @@ class BatchPlan:
         if plan.train_micro is not None:
             _check_divides("train_micro_batch_size", plan.train_micro, "mini_batch_size", plan.mini_batch)
         _check_divides("rollout_micro_batch_size", plan.rollout, "batch_size", plan.batch)
-        _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "batch_size", plan.batch)
+        _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "mini_batch_size", plan.mini_batch)
         if tokens is not None:
             _check_context(tokens, rollout)
         return plan
@@ -102,7 +102,7 @@ class BatchPlan:
             ("mini_batch_size", self.mini_batch, f"an update: {self.accumulation_steps or 'some'} micro-batches accumulated"),
             ("train_micro_batch_size", self.train_micro, "a forward-backward pass"),
             ("rollout_micro_batch_size", self.rollout, "handed to the engine together; it decodes rollout.slots at once"),
-            ("compute_logps_micro_batch_size", self.logps_micro, "planned only: scoring passes go by micro-batches of training"),
+            ("compute_logps_micro_batch_size", self.logps_micro, "a scoring pass: log-probs of old policy and reference"),
             ("(service batch)", self.service, "sampled and scored before any goes on"),
         ]
         lines = [f"{'training.':<31}{'prompts':>8}{'rows':>8}"]

@@ -256,7 +256,9 @@ def _check_unread(config: AnyAlgorithmConfig, *, own_loss: bool, own_advantage: 
     for own, names, what in ((own_loss, _LOSS_OPTIONS, "loss"), (own_advantage, _ADVANTAGE_OPTIONS, "advantage")):
         unread = [f"algorithm.{name}" for name in names if name in changed]
         if own and unread:
-            raise UserError(f"{', '.join(unread)}: only the {what} of {config.name} reads that, and yours replaces it; give it as an option")
+            raise UserError(
+                f"{', '.join(unread)}: only the {what} of {config.name} reads that, and yours replaces it; give it as an option"
+            )
     if config.old == "sampler" and config.importance is not None and "importance" in changed:
         raise UserError("algorithm.importance weighs the anchor against the sampler, but algorithm.old is sampler: they are the same")
 

@@ -264,15 +264,28 @@ class Config(Section):
     """One run."""
 
     model: ModelSection = ModelSection()
+    """Which weights, at what precision, trained how."""
     data: DataSection = DataSection()
+    """Where prompts come from and which are used."""
     rewards: Many[RewardConfig] = ()
+    """Reward functions; an episode's reward is their weighted sum."""
     reward_model: RewardModelSection | None = None
+    """A model that scores whole conversations, in one weighted sum with the reward functions; null: none."""
     environment: EnvironmentSection = EnvironmentSection()
+    """The world an episode plays in."""
     agent: AgentSection = AgentSection()
+    """What turns messages into actions."""
     algorithm: AnyAlgorithmConfig = GRPOConfig()
+    """What is learned from episodes; its `name` decides which other options there are."""
     rollout: RolloutConfig = RolloutConfig()
+    """The engine that samples, and its limits."""
     cluster: ClusterConfig = ClusterConfig()
+    """Which role lives on which devices."""
     training: TrainingConfig = TrainingConfig()
+    """Sizes (in prompts), the optimizer, and how long."""
     checkpoint: CheckpointSection = CheckpointSection()
+    """What is saved, when."""
     observe: ObserveSection = ObserveSection()
+    """What is shown and written while the run goes on."""
     run: RunSection = RunSection()
+    """Identity of the run."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +57,7 @@ def load(schema: type[Schema], path: Path | None, overrides: Sequence[str], envi
     """`load_config` for any pydantic model."""
     mistakes: list[Mistake] = []
     files = _files(path, mistakes, (), "command line") if path else []
-    environment = _layer(_from_environ(environ), mistakes)
+    environment = _layer(_from_environ(environ, mistakes), mistakes)
     command_line = _layer(_from_overrides(overrides, mistakes), mistakes)
     mistakes += _set_twice(environment, command_line)
 
@@ -146,10 +147,14 @@ def _files(path: Path, mistakes: list[Mistake], trail: tuple[Path, ...], source:
     return [*layers, Layer(document.values, {node: Source("file", f"{path}:{line}") for node, line in document.lines.items()})]
 
 
-def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Source]]:
-    """(dotted path, text of the value, source) of every variable with our prefix."""
+def _from_environ(environ: Mapping[str, str], mistakes: list[Mistake]) -> Iterator[tuple[str, str, Source]]:
+    """(dotted path, text of the value, source) of every variable with our prefix. One that nearly has it would be ignored unseen."""
     for name in sorted(environ):
-        if name.startswith(PREFIX):
+        nearly = re.match(r"_?BURNISH_(?!_)(?=.*__)|_?BURNISH_{3,}", name, re.IGNORECASE)
+        if nearly:
+            right = PREFIX + name.removeprefix(nearly[0]).upper()
+            mistakes.append(Mistake("", f"is no variable of burnish's; did you mean `{right}`?", f"environment {name}"))
+        if name.startswith(PREFIX) and not nearly:
             yield name.removeprefix(PREFIX).lower().replace("__", "."), environ[name], Source("environment", name)
 
 

@@ -71,7 +71,7 @@ def explain(error: ValidationError, schema: type[BaseModel], values: Any) -> dic
 def _explain_one(kind: str, path: str, got: Any, context: dict[str, Any], options: dict[str, FieldInfo]) -> str | None:
     """What is wrong where a type as such would fit; None where pydantic's own words must do."""
     if kind == "extra_forbidden":
-        return f"there is no such key{_nearest(path, options)}"
+        return f"there is no such key{_of_another_branch(path, options) or _nearest(path, options)}"
     if kind == "missing":
         return "is needed and not set"
     if kind in _BOUNDS:
@@ -96,6 +96,17 @@ def _path(location: tuple[int | str, ...], kind: str, values: Any) -> str:
         if part in inside:
             values, path = inside[part], join(path, part)
     return join(path, location[-1]) if kind == "missing" else path
+
+
+def _of_another_branch(path: str, options: dict[str, FieldInfo]) -> str:
+    """Which branches of a tagged union have the key that the chosen one hasn't; nothing outside of unions."""
+    section, _, name = path.rpartition(".")
+    info = options.get(section)
+    if info is None or not isinstance(info.discriminator, str):
+        return ""
+    tag = info.discriminator
+    having = [get_args(model.model_fields[tag].annotation)[0] for model in _models(info.annotation) if name in model.model_fields]
+    return f"; it is an option of {', '.join(having)}" if having else ""
 
 
 def _nearest(path: str, options: dict[str, FieldInfo]) -> str:

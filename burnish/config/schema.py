@@ -76,6 +76,12 @@ class DataSection(Section):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, e.g. `enable_thinking: false`."""
 
+    @model_validator(mode="after")
+    def _held_out_prompts_are_not_mixed(self) -> DataSection:
+        if any(source.weight != 1 for source in self.eval):
+            raise ValueError("`weight` mixes training sources; those of `eval` are read to their end, so it would do nothing there")
+        return self
+
 
 class RewardConfig(Section):
     """One reward function."""

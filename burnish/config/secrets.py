@@ -16,8 +16,8 @@ from burnish.config.layers import items, join
 
 HIDDEN = "***"
 """What is written in place of a secret."""
-SHORTEST = 4
-"""Shorter values aren't looked for in texts: they stand in too many words."""
+SHORTEST = 8
+"""Shorter values are hidden where they stand, but not looked for in other texts, where they are parts of words."""
 
 _WORDS = frozenset("apikey authorization bearer cookie credential credentials passphrase passwd password secret secrets".split())
 _KEYS = frozenset("access api auth encryption private secret signing".split())

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from burnish.cli import chat, config, eval, fetch, train
 from burnish.config.errors import BurnishError
+from burnish.config.secrets import scrub
 
 COMMANDS = {"fetch": fetch, "train": train, "eval": eval, "chat": chat, "config": config}
 """Each command's module, in the order of the help; `add_parser` adds the parser of that name."""
@@ -65,11 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except BurnishError as error:
-        if "debug" in args:
-            traceback.print_exc()
-        else:
-            print(f"{_label(sys.stderr)} {error}", file=sys.stderr)
+        print(scrub(traceback.format_exc()) if "debug" in args else f"{_label(sys.stderr)} {scrub(str(error))}", file=sys.stderr)
         return error.exit_code
+    except Exception:
+        text = traceback.format_exc()
+        if scrub(text) == text:
+            raise
+        print(scrub(text), file=sys.stderr)
+        return 1
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

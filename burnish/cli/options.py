@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(args: argparse.Namespace) -> Resolved[Config]:
-    """The configuration that the arguments and the environment describe."""
+    """The configuration that the arguments and the environment describe; its notes go to stderr."""
     from burnish.config.loader import load_config
 
-    if args.config and "=" in args.config and not Path(args.config).is_file():
-        return load_config(None, [args.config, *args.overrides])
-    return load_config(args.config, args.overrides)
+    no_file = args.config and "=" in args.config and not Path(args.config).is_file()
+    resolved = load_config(None, [args.config, *args.overrides]) if no_file else load_config(args.config, args.overrides)
+    for note in resolved.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return resolved

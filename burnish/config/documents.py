@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from burnish.config.layers import join
+from burnish.config.secrets import hides
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
@@ -77,7 +78,8 @@ def parse(text: str) -> Document:
         root = yaml.compose(text, Loader=_Composer)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise DocumentError(f"isn't YAML: {error.problem or error.context}", line) from error
+        problem = (error.problem or error.context or "").partition("undefined alias ")  # it names the alias: a password may begin with *
+        raise DocumentError(f"isn't YAML: {''.join(problem[:2]).strip()}", line) from None
     except yaml.YAMLError as error:
         raise DocumentError(f"isn't YAML: {str(error).splitlines()[0]}", 1) from error
     except RecursionError as error:
@@ -141,8 +143,8 @@ class _Reader:
             raise DocumentError(f"is nested deeper than {MAX_DEPTH} levels", line)
         self.document.lines[path] = line
         if node.tag != _UNTAGGED:
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            return self.mistake(path, line, f"the tag {tag} is refused; write a plain or a quoted value")
+            tag = "" if hides(path) else f" {node.tag.replace('tag:yaml.org,2002:', '!!')}"  # a password may begin with !
+            return self.mistake(path, line, f"the tag{tag} is refused; write a plain or a quoted value")
         if isinstance(node, yaml.ScalarNode):
             return scalar(node.value) if node.style is None else node.value
         if isinstance(node, yaml.SequenceNode):

@@ -9,6 +9,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from burnish.config.secrets import scrub
+
 
 class BurnishError(Exception):
     """A failure whose message says all that its reader needs. The command line exits with `exit_code`."""
@@ -44,7 +46,7 @@ class ConfigError(UserError):
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
-        lines = [str(mistake) for mistake in mistakes]
+        lines = [scrub(str(mistake)) for mistake in mistakes]
         super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} mistakes in the configuration:", *lines]))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from burnish.config import documents
 from burnish.config.errors import Mistake, suggest
 from burnish.config.layers import Layer, join, nodes
+from burnish.config.secrets import hides
 
 MAX_SIZE = 1 << 20
 MAX_CHAIN = 20
@@ -29,6 +30,7 @@ def interpolate(layer: Layer) -> list[Mistake]:
             return [walk(item, join(path, index)) for index, item in enumerate(value)]
         if not isinstance(value, str) or "${" not in value or path not in layer.places:
             return value
+        expander.hidden = hides(path)
         try:
             result = expander.expand(value, ())
         except ValueError as error:
@@ -47,11 +49,15 @@ def escape(text: str) -> str:
 
 
 class _Expander:
-    """Follows references from one tree of values. Bounds how far they chain and how much they can blow up to."""
+    """Follows references from one tree of values. Bounds how far they chain and how much they can blow up to.
+
+    hidden: whether what is expanded stands where it won't be shown, so that it may hold a secret.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
         self.size = 0
+        self.hidden = False
 
     def expand(self, value: Any, trail: tuple[str, ...]) -> Any:
         self.size += 1 + (len(value) if isinstance(value, str) else 0)
@@ -72,6 +78,8 @@ class _Expander:
         if match[0] == "$${":
             return "${"
         name, value = match[1] or "", self.values
+        if hides(name) and not self.hidden:
+            raise ValueError(f"{match[0]} is a secret, which may only be copied to a key that is one too")
         if name in trail:
             raise ValueError(f"refers to itself: {' -> '.join([*trail, name])}")
         for part in name.split("."):

@@ -38,6 +38,21 @@ class Layer:
         self.values = _merge(self.values, over.values, "", tags, self.places)
         self.places |= over.places
 
+    def switched(self, over: Layer, tags: Mapping[str, str]) -> Iterator[str]:
+        """What would get lost, in words, if `over` were laid on top: settings of a tagged union whose branch `over` changes."""
+        for path, tag in tags.items():
+            old, new = _at(self.values, path), _at(over.values, path)
+            if not (isinstance(old, dict) and isinstance(new, dict)) or new.get(tag, old.get(tag)) == old.get(tag):
+                continue
+            written = [node for node in leaves(old, path) if node in self.places and node != join(path, tag)]
+            lost = [f"{node} [{self.places[node]}]" for node in written if _at(over.values, node) is None]
+            if lost:
+                chosen = join(path, tag)
+                yield (
+                    f"{chosen} is now {new[tag]} [{over.places[chosen]}] and was {old.get(tag)}; what was set for that one no longer "
+                    f"counts: {', '.join(lost)}"
+                )
+
     def set(self, path: str, value: Any, source: Source) -> None:
         """Writes one value at a dotted path."""
         places = {node: source for node in [path, *nodes(value, path)]}
@@ -81,6 +96,13 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
             yield from leaves(item, join(path, key))
         else:
             yield join(path, key)
+
+
+def _at(values: Any, path: str) -> Any:
+    """The value at a dotted path of mappings; None where there is none."""
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def _merge(old: Any, new: Any, path: str, tags: Mapping[str, str], places: dict[str, Source]) -> Any:

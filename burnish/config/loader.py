@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from burnish.config import documents
+from burnish.config import documents, secrets
 from burnish.config.errors import ConfigError, Mistake, suggest
 from burnish.config.interpolation import escape, interpolate
 from burnish.config.layers import DEFAULT, Layer, Source, items, join, leaves
@@ -24,16 +25,21 @@ from burnish.config.schema import Config
 
 PREFIX = "BURNISH__"
 MAX_FILES = 50
+_HIDDEN = f"is a secret that was written as {secrets.HIDDEN}: give it again, best in the environment"
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Resolved(Generic[Schema]):
-    """A checked configuration, who wrote every value (by dotted path), and the folder that relative `./file.py:fn` names start from."""
+    """A checked configuration, who wrote every value (by dotted path), and the folder that relative `./file.py:fn` names start from.
+
+    notes: what is right and may yet surprise, in words; the commands show them.
+    """
 
     config: Schema
     provenance: dict[str, Source]
     base: Path
+    notes: tuple[str, ...] = ()
 
 
 def load_config(
@@ -51,7 +57,7 @@ def load(schema: type[Schema], path: Path | None, overrides: Sequence[str], envi
     """`load_config` for any pydantic model."""
     mistakes: list[Mistake] = []
     files = _files(path, mistakes, (), "command line") if path else []
-    environment = _layer(_from_environ(environ), mistakes)
+    environment = _layer(_from_environ(environ, mistakes), mistakes)
     command_line = _layer(_from_overrides(overrides, mistakes), mistakes)
     mistakes += _set_twice(environment, command_line)
 
@@ -59,10 +65,13 @@ def load(schema: type[Schema], path: Path | None, overrides: Sequence[str], envi
     given = Layer()  # one layer, as neither may set what the other does: a tag in one must not drop what the other says beside it
     for layer in (environment, command_line):
         given.add(layer, {})
-    merged = Layer(_defaults(schema))
+    merged, notes = Layer(_defaults(schema)), []
     for layer in [*files, given]:
+        secrets.remember(layer.values)
+        notes += merged.switched(layer, tags)
         merged.add(layer, tags)
     mistakes += interpolate(merged)
+    mistakes += [Mistake(key, _HIDDEN, merged.origin(key)) for key, value in secrets.secrets(merged.values) if value == secrets.HIDDEN]
     try:
         config = schema.model_validate(merged.values)
     except ValidationError as error:
@@ -72,11 +81,14 @@ def load(schema: type[Schema], path: Path | None, overrides: Sequence[str], envi
     if mistakes:
         raise ConfigError(mistakes)
     provenance = {leaf: merged.places.get(leaf, DEFAULT) for leaf in leaves(config.model_dump())}
-    return Resolved(config, provenance, path.parent if path else Path())
+    return Resolved(config, provenance, path.parent if path else Path(), tuple(notes))
 
 
 def dump_config(resolved: Resolved[Any]) -> str:
-    """The whole configuration as YAML that `load_config` reads back, with the source of every value as a comment."""
+    """The whole configuration as YAML that `load_config` reads back, with the source of every value as a comment.
+
+    Secrets are written as `***`: `load_config` then asks for them again.
+    """
 
     def lines(section: Any, path: str, indent: str) -> Iterator[str]:
         for key, value in items(section):
@@ -84,6 +96,7 @@ def dump_config(resolved: Resolved[Any]) -> str:
             head = f"{indent}{documents.write(key)}:" if isinstance(section, dict) else f"{indent}-"
             inner = list(lines(value, here, indent + "  "))
             if not inner:
+                value = secrets.HIDDEN if any(secrets.secrets(value, here)) else value
                 text = documents.write(escape(value) if isinstance(value, str) else value)
                 yield f"{head} {text}  # {resolved.provenance[here]}"
             elif isinstance(section, dict):
@@ -134,10 +147,14 @@ def _files(path: Path, mistakes: list[Mistake], trail: tuple[Path, ...], source:
     return [*layers, Layer(document.values, {node: Source("file", f"{path}:{line}") for node, line in document.lines.items()})]
 
 
-def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Source]]:
-    """(dotted path, text of the value, source) of every variable with our prefix."""
+def _from_environ(environ: Mapping[str, str], mistakes: list[Mistake]) -> Iterator[tuple[str, str, Source]]:
+    """(dotted path, text of the value, source) of every variable with our prefix. One that nearly has it would be ignored unseen."""
     for name in sorted(environ):
-        if name.startswith(PREFIX):
+        nearly = re.match(r"_?BURNISH_(?!_)(?=.*__)|_?BURNISH_{3,}", name, re.IGNORECASE)
+        if nearly:
+            right = PREFIX + name.removeprefix(nearly[0]).upper()
+            mistakes.append(Mistake("", f"is no variable of burnish's; did you mean `{right}`?", f"environment {name}"))
+        if name.startswith(PREFIX) and not nearly:
             yield name.removeprefix(PREFIX).lower().replace("__", "."), environ[name], Source("environment", name)
 
 
@@ -153,13 +170,16 @@ def _from_overrides(overrides: Sequence[str], mistakes: list[Mistake]) -> Iterat
 
 
 def _layer(settings: Iterator[tuple[str, str, Source]], mistakes: list[Mistake]) -> Layer:
-    """The layer that the settings make; of two for one key the later wins."""
+    """The layer that the settings make; of two for one key the later wins. A secret is a text as it stands."""
     layer = Layer()
     for path, text, source in settings:
+        hidden = replace(source, text=f"{path}={secrets.HIDDEN}") if source.kind == "command line" else source
         try:
-            layer.set(path, documents.parse_value(text), source)
+            value = escape(text) if secrets.hides(path) else documents.parse_value(text)
         except documents.DocumentError as error:
-            mistakes.append(Mistake(path, str(error), str(source)))
+            mistakes.append(Mistake(path, str(error), str(hidden if secrets.mentions(text) else source)))
+        else:
+            layer.set(path, value, hidden if any(secrets.secrets(value, path)) else source)
     return layer
 
 

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from burnish.config import documents
 from burnish.config.errors import suggest
 from burnish.config.layers import items, join
+from burnish.config.secrets import HIDDEN, secrets
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -61,7 +62,7 @@ def explain(error: ValidationError, schema: type[BaseModel], values: Any) -> dic
         if kind in _EXPECTED or "expected" in context or "expected_tags" in context:
             words = _EXPECTED.get(kind) or context.get("expected") or context["expected_tags"]
             expected.setdefault(path, []).append(words)
-            ends[path] = f", got {_show(got)}{suggest(str(got), _QUOTED.findall(words))}"
+            ends[path] = f", got {_show(got, path)}{suggest(str(got), _QUOTED.findall(words))}"
         else:
             found[path] = _explain_one(kind, path, got, context, options) or str(context.get("error", failure["msg"]))
     return found | {path: f"expected {' or '.join(dict.fromkeys(words))}{ends[path]}" for path, words in expected.items()}
@@ -70,13 +71,13 @@ def explain(error: ValidationError, schema: type[BaseModel], values: Any) -> dic
 def _explain_one(kind: str, path: str, got: Any, context: dict[str, Any], options: dict[str, FieldInfo]) -> str | None:
     """What is wrong where a type as such would fit; None where pydantic's own words must do."""
     if kind == "extra_forbidden":
-        return f"there is no such key{_nearest(path, options)}"
+        return f"there is no such key{_of_another_branch(path, options) or _nearest(path, options)}"
     if kind == "missing":
         return "is needed and not set"
     if kind in _BOUNDS:
         bound = _BOUNDS[kind]
-        return f"must be {_BOUND_WORDS[bound]} {context[bound]:g}, got {_show(got)}"
-    return f"must match {context['pattern']}, got {_show(got)}" if kind == "string_pattern_mismatch" else None
+        return f"must be {_BOUND_WORDS[bound]} {context[bound]:g}, got {_show(got, path)}"
+    return f"must match {context['pattern']}, got {_show(got, path)}" if kind == "string_pattern_mismatch" else None
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -97,6 +98,17 @@ def _path(location: tuple[int | str, ...], kind: str, values: Any) -> str:
     return join(path, location[-1]) if kind == "missing" else path
 
 
+def _of_another_branch(path: str, options: dict[str, FieldInfo]) -> str:
+    """Which branches of a tagged union have the key that the chosen one hasn't; nothing outside of unions."""
+    section, _, name = path.rpartition(".")
+    info = options.get(section)
+    if info is None or not isinstance(info.discriminator, str):
+        return ""
+    tag = info.discriminator
+    having = [get_args(model.model_fields[tag].annotation)[0] for model in _models(info.annotation) if name in model.model_fields]
+    return f"; it is an option of {', '.join(having)}" if having else ""
+
+
 def _nearest(path: str, options: dict[str, FieldInfo]) -> str:
     """The nearest key in the same section, else the place elsewhere that has a key of this name."""
     section, _, name = ".".join(part for part in path.split(".") if not part.isdigit()).rpartition(".")
@@ -105,8 +117,10 @@ def _nearest(path: str, options: dict[str, FieldInfo]) -> str:
     return suggest(name, siblings) or (f"; did you mean `{elsewhere}`?" if elsewhere else f"; known here: {', '.join(sorted(siblings))}")
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, path: str) -> str:
     if isinstance(value, (dict, list, tuple)):
         return "a mapping" if isinstance(value, dict) else "a list"
+    if any(secrets(value, path)):
+        return HIDDEN
     text = repr(value) if isinstance(value, str) else documents.write(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

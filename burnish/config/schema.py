@@ -79,6 +79,12 @@ class DataSection(Section):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, e.g. `enable_thinking: false`."""
 
+    @model_validator(mode="after")
+    def _held_out_prompts_are_not_mixed(self) -> DataSection:
+        if any(source.weight != 1 for source in self.eval):
+            raise ValueError("`weight` mixes training sources; those of `eval` are read to their end, so it would do nothing there")
+        return self
+
 
 class RewardConfig(Section):
     """One reward function."""
@@ -206,7 +212,8 @@ class TrainingConfig(Section):
     rollout_micro_batch_size: Positive | None = None
     """Prompts handed to the engine together; divides `batch_size`; null means `batch_size`."""
     compute_logps_micro_batch_size: Positive | None = None
-    """Prompts in one scoring pass; divides `batch_size`. Planned and checked only: scoring still goes by `train_micro_batch_size`."""
+    """Prompts in one pass that scores log-probs of the old policy or the reference, a matter of memory only; divides `mini_batch_size`;
+    null means `train_micro_batch_size`. Not with `tokens_per_device`, which cuts these passes too."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer and schedule."""
     remat: bool | Literal["auto", "nested"] = "auto"
@@ -223,11 +230,13 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> TrainingConfig:
-        if self.tokens_per_device is not None and self.train_micro_batch_size is not None:
-            raise ValueError(
-                f"`tokens_per_device` is {self.tokens_per_device} and `train_micro_batch_size` is {self.train_micro_batch_size}: both say "
-                "how a mini-batch is cut, so set one of them to null"
-            )
+        for name in ("train_micro_batch_size", "compute_logps_micro_batch_size"):
+            size = getattr(self, name)
+            if self.tokens_per_device is not None and size is not None:
+                raise ValueError(
+                    f"`tokens_per_device` is {self.tokens_per_device} and `{name}` is {size}: both say how a mini-batch is cut, so set one "
+                    "of them to null"
+                )
         return self
 
 
@@ -283,15 +292,28 @@ class Config(Section):
     """One run."""
 
     model: ModelSection = ModelSection()
+    """Which weights, at what precision, trained how."""
     data: DataSection = DataSection()
+    """Where prompts come from and which are used."""
     rewards: Many[RewardConfig] = ()
+    """Reward functions; an episode's reward is their weighted sum."""
     reward_model: RewardModelSection | None = None
+    """A model that scores whole conversations, in one weighted sum with the reward functions; null: none."""
     environment: EnvironmentSection = EnvironmentSection()
+    """The world an episode plays in."""
     agent: AgentSection = AgentSection()
+    """What turns messages into actions."""
     algorithm: AnyAlgorithmConfig = GRPOConfig()
+    """What is learned from episodes; its `name` decides which other options there are."""
     rollout: RolloutConfig = RolloutConfig()
+    """The engine that samples, and its limits."""
     cluster: ClusterConfig = ClusterConfig()
+    """Which role lives on which devices."""
     training: TrainingConfig = TrainingConfig()
+    """Sizes (in prompts), the optimizer, and how long."""
     checkpoint: CheckpointSection = CheckpointSection()
+    """What is saved, when."""
     observe: ObserveSection = ObserveSection()
+    """What is shown and written while the run goes on."""
     run: RunSection = RunSection()
+    """Identity of the run."""

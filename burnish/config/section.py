@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
 
@@ -19,3 +19,13 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True, validate_default=True
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """A field that a subclass gives another default still means what its parent says."""
+        parents = [parent for parent in cls.__mro__[1:] if issubclass(parent, Section)]
+        silent = [(name, info) for name, info in cls.model_fields.items() if info.description is None]
+        for name, info in silent:
+            info.description = next((p.model_fields[name].description for p in parents if name in p.model_fields), None)
+        if any(info.description for _, info in silent):
+            cls.model_rebuild(force=True)  # the JSON schema is made of what was there when the class was built

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from burnish.config.errors import BurnishError, UserError
+from burnish.config.secrets import scrub
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -163,10 +164,10 @@ def read_status(folder: str | Path) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: readers, and a crash, see the old or the new content, never a part."""
+    """Replace `path` by `text`, secrets hidden: readers, and a crash, see the old or the new content, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(scrub(text))
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)

@@ -87,13 +87,14 @@ def from_config(
 
     A user's loss still gets importance weights, the KL penalty of `beta` and the entropy bonus. max_tokens: the longest completion, which
     `fixed_length_mean` divides by where `fixed_length` isn't set. base: the folder that `./file.py:fn` names start from. Raises
-    `UserError` for options that contradict each other, before anything is sampled.
+    `UserError` for options that contradict each other or that nothing would read, before anything is sampled.
     """
     loss = loss or _users(config.loss, "loss", base, reserved=())
     advantage = advantage or _users(config.advantage, "advantage", base, reserved=("valid",))
     in_reward = config.beta > 0 and config.kl_in == "reward"
     estimator = _advantage(config, in_reward=in_reward) if advantage is None else advantage
     _check(config, estimator, own_advantage=advantage is not None, in_reward=in_reward)
+    _check_unread(config, own_loss=loss is not None, own_advantage=advantage is not None)
     if in_reward and not isinstance(estimator, TokenEstimator):
         estimator = TokenEstimator(functools.partial(kl_in_reward, estimator=estimator))
     kl = {"k1": k1, "k2": k2, "k3": k3}[config.kl_estimator]
@@ -242,6 +243,24 @@ def _check(config: AnyAlgorithmConfig, estimator: Estimator | TokenEstimator, *,
         raise UserError("maxrl divides by the group's mean reward, which a KL penalty would take below 0: use kl_in: loss")
     if config.rejection is not None and config.old == "sampler":
         raise UserError("algorithm.rejection compares the anchor with the sampler, but algorithm.old is sampler: they are the same")
+
+
+_LOSS_OPTIONS = ("epsilon", "epsilon_high", "dual_clip", "level", "temperature_positive", "temperature_negative", "divergence")
+_LOSS_OPTIONS += ("threshold", "log_clip")
+_ADVANTAGE_OPTIONS = ("scale_rewards", "baseline", "gae_lambda", "whiten")
+
+
+def _check_unread(config: AnyAlgorithmConfig, *, own_loss: bool, own_advantage: bool) -> None:
+    """Refuse options, other than the defaults, that only a function reads which another one replaces."""
+    changed = {name for name, info in type(config).model_fields.items() if getattr(config, name) != info.get_default()}
+    for own, names, what in ((own_loss, _LOSS_OPTIONS, "loss"), (own_advantage, _ADVANTAGE_OPTIONS, "advantage")):
+        unread = [f"algorithm.{name}" for name in names if name in changed]
+        if own and unread:
+            raise UserError(
+                f"{', '.join(unread)}: only the {what} of {config.name} reads that, and yours replaces it; give it as an option"
+            )
+    if config.old == "sampler" and config.importance is not None and "importance" in changed:
+        raise UserError("algorithm.importance weighs the anchor against the sampler, but algorithm.old is sampler: they are the same")
 
 
 def _users(config: FunctionConfig | None, kind: str, base: Path, *, reserved: tuple[str, ...]) -> Callable[..., Any] | None:

@@ -159,6 +159,30 @@ def split_rows(batch: TokenBatch, parts: int) -> list[TokenBatch]:
     return [jax.tree.map(lambda x, i=i: x[i * step : (i + 1) * step], batch) for i in range(parts)]
 
 
+def take_rows(batches: Sequence[TokenBatch], rows: Sequence[tuple[int, int]], *, num_rows: int) -> TokenBatch:
+    """One batch of rows from several on the host, each (batch, row); as wide as the widest batch, filled up to `num_rows` with padding."""
+
+    def taken(name: str) -> np.ndarray | None:
+        arrays = [getattr(batch, name) for batch in batches]
+        widths = [array.shape[1:] for array in arrays if array is not None]
+        if not widths:
+            return None
+        shape, dtype = tuple(map(max, zip(*widths, strict=True))), next(array.dtype for array in arrays if array is not None)
+        out = np.full((num_rows, *shape), _PADDING.get(name, 0), dtype)
+        for target, (i, row) in zip(out, rows, strict=False):
+            if arrays[i] is not None:
+                target[tuple(map(slice, arrays[i].shape[1:]))] = arrays[i][row]
+        return out
+
+    arrays = [field.name for field in dataclasses.fields(batches[0]) if not field.metadata.get("static")]
+    numbers = {name: max(getattr(batch, name) for batch in batches) for name in ("num_sequences", "num_prompts")}
+    return TokenBatch(**{name: taken(name) for name in arrays}, **numbers)
+
+
+_PADDING = {"sequence_tokens": 1, "prompt_tokens": 1, "temperatures": 1, "kept_ids": -1}
+"""What stands where there is nothing, in fields where that isn't 0."""
+
+
 def by_sequence(array: Array, batch: TokenBatch) -> dict[int, np.ndarray]:
     """The entries of a [R, M] array that belong to each episode of the batch, in order: sequence number -> [num_sampled].
 

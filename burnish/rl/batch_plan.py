@@ -30,9 +30,9 @@ class BatchPlan:
     """Sizes in prompts, as they hold after defaults; one completion a generation, so rows are prompts × num_generations.
 
     batch: drawn for a step. mini_batch: for an update. train_micro: for a forward-backward pass, a matter of memory only; None where
-    `tokens_per_device` bounds the tokens of a pass instead, so that how many passes an update takes depends on lengths. logps_micro: for
-    a scoring pass. rollout: handed to the engine together; under continuous batching that bounds how much waits, while how many sequences
-    decode at once is `rollout.slots`.
+    `tokens_per_device` bounds the tokens of a pass instead, so that how many passes an update takes depends on lengths. logps_micro:
+    for a pass that scores log-probs, None likewise. rollout: handed to the engine together; under continuous batching that bounds how
+    much waits, while how many sequences decode at once is `rollout.slots`.
     """
 
     batch: int
@@ -40,7 +40,7 @@ class BatchPlan:
     train_micro: int | None
     tokens_per_device: int | None
     rollout: int
-    logps_micro: int
+    logps_micro: int | None
     num_generations: int
     num_iterations: int
 
@@ -56,7 +56,7 @@ class BatchPlan:
             train_micro=train_micro,
             tokens_per_device=tokens,
             rollout=training.rollout_micro_batch_size or batch,
-            logps_micro=training.compute_logps_micro_batch_size or train_micro or mini_batch,
+            logps_micro=training.compute_logps_micro_batch_size or train_micro,
             num_generations=algorithm.num_generations,
             num_iterations=algorithm.num_iterations,
         )
@@ -64,7 +64,8 @@ class BatchPlan:
         if plan.train_micro is not None:
             _check_divides("train_micro_batch_size", plan.train_micro, "mini_batch_size", plan.mini_batch)
         _check_divides("rollout_micro_batch_size", plan.rollout, "batch_size", plan.batch)
-        _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "batch_size", plan.batch)
+        if plan.logps_micro is not None:
+            _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "mini_batch_size", plan.mini_batch)
         if tokens is not None:
             _check_context(tokens, rollout)
         return plan
@@ -85,7 +86,7 @@ class BatchPlan:
     @property
     def service(self) -> int:
         """Prompts that are sampled and scored before any goes on: the least common multiple of the two sizes, so both come out even."""
-        return math.lcm(self.rollout, self.logps_micro)
+        return math.lcm(self.rollout, self.logps_micro or self.mini_batch)
 
     @property
     def queue_size(self) -> int:
@@ -102,7 +103,7 @@ class BatchPlan:
             ("mini_batch_size", self.mini_batch, f"an update: {self.accumulation_steps or 'some'} micro-batches accumulated"),
             ("train_micro_batch_size", self.train_micro, "a forward-backward pass"),
             ("rollout_micro_batch_size", self.rollout, "handed to the engine together; it decodes rollout.slots at once"),
-            ("compute_logps_micro_batch_size", self.logps_micro, "planned only: scoring passes go by micro-batches of training"),
+            ("compute_logps_micro_batch_size", self.logps_micro, "a scoring pass: log-probs of old policy and reference"),
             ("(service batch)", self.service, "sampled and scored before any goes on"),
         ]
         lines = [f"{'training.':<31}{'prompts':>8}{'rows':>8}"]

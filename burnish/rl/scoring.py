@@ -8,7 +8,7 @@ episodes at once on the host; and the metrics of what comes out. Who computes th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,9 +17,10 @@ import numpy as np
 
 from burnish.observe.metrics import MetricCollector
 from burnish.rl.algorithms import Algorithm
-from burnish.rl.batch import TokenBatch, by_sequence, from_sequences
+from burnish.rl.batch import TokenBatch, by_sequence, from_sequences, take_rows
 from burnish.rl.cluster import RLCluster
 from burnish.rl.credit import ScoredEpisode, TokenEstimator, episode_keys, scored_episodes
+from burnish.rl.layout import bucket
 from burnish.rl.producer import Chunk
 from burnish.train.step import MicroBatch
 from burnish.train.value import ValueMicroBatch
@@ -38,7 +39,7 @@ def score(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> 
 
     Log-probs are those of the policy that the step began with; values those of the critic now, which earlier mini-batches have taught.
     """
-    asked = [_ask(cluster, algorithm, chunk) for chunk in chunks]
+    asked = _ask(cluster, algorithm, chunks)
     with_critic = algorithm.value_loss is not None
     if not isinstance(algorithm.advantage, TokenEstimator):
         if with_critic:
@@ -60,18 +61,42 @@ class _Asked(NamedTuple):
     reward_kl: np.ndarray | None
 
 
-def _ask(cluster: RLCluster, algorithm: Algorithm, chunk: Chunk) -> _Asked:
-    needed, batch = algorithm.scores_needed, cluster.place(chunk.batch)
-    scored = cluster.get_actor_per_token_logps(batch) if "old" in needed or algorithm.reward_kl is not None else None
-    old = jnp.asarray(batch.sampler_logps) if algorithm.old == "sampler" else scored if "old" in needed else None
-    reference = cluster.get_ref_per_token_logps(batch) if "reference" in needed else None
-    values, after = cluster.get_values(batch) if "values" in needed else (None, None)
-    penalty = None
-    if algorithm.reward_kl is not None and scored is not None and reference is not None:
-        # Never the sampler's log-probs: a policy that is the reference would be charged for their rounding, and a group whose rewards are
-        # otherwise equal divides by nothing but that.
-        penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(scored, reference))
-    return _Asked(chunk, batch, old, reference, values, after, penalty)
+def _ask(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> list[_Asked]:
+    needed, nobody = algorithm.scores_needed, [None] * len(chunks)
+    host, placed = [chunk.batch for chunk in chunks], [cluster.place(chunk.batch) for chunk in chunks]
+    by_policy = "old" in needed or algorithm.reward_kl is not None
+    policy = _logps(cluster, cluster.get_actor_per_token_logps, host, placed) if by_policy else nobody
+    reference = _logps(cluster, cluster.get_ref_per_token_logps, host, placed) if "reference" in needed else nobody
+    asked = []
+    for chunk, batch, scored, ref in zip(chunks, placed, policy, reference, strict=True):
+        old = jnp.asarray(batch.sampler_logps) if algorithm.old == "sampler" else scored if "old" in needed else None
+        values, after = cluster.get_values(batch) if "values" in needed else (None, None)
+        penalty = None
+        if algorithm.reward_kl is not None and scored is not None and ref is not None:
+            # Never the sampler's log-probs: a policy that is the reference would be charged for their rounding, and a group whose rewards
+            # are otherwise equal divides by nothing but that.
+            penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(scored, ref))
+        asked.append(_Asked(chunk, batch, old, ref, values, after, penalty))
+    return asked
+
+
+def _logps(
+    cluster: RLCluster, score: Callable[[TokenBatch], jax.Array], host: Sequence[TokenBatch], placed: Sequence[TokenBatch]
+) -> list[jax.Array]:
+    """[R, M] for each micro-batch of a mini-batch: a pass for each, or for `training.compute_logps_micro_batch_size` prompts."""
+    size = cluster.training_config.compute_logps_micro_batch_size
+    if size is None:
+        return [score(batch) for batch in placed]
+    # Micro-batches that are counted in prompts hold one in a row. Rows that score nothing needn't be scored.
+    rows = [(i, int(row)) for i, batch in enumerate(host) for row in np.flatnonzero(np.any(batch.mask, axis=1))]
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    num_rows = bucket(size, multiple=cluster.rows_multiple)
+    answers = [score(cluster.place(take_rows(host, part, num_rows=num_rows))) for part in parts]
+    out = [np.zeros(batch.mask.shape, np.float32) for batch in host]
+    for part, answer in zip(parts, answers, strict=True):
+        for (i, row), values in zip(part, np.asarray(answer), strict=False):
+            out[i][row] = values[: out[i].shape[1]]
+    return [jnp.asarray(values) for values in out]
 
 
 _NO_RETURNS = "a critic learns returns, and the algorithm's advantage gives none: use a TokenEstimator that does, such as gae"

@@ -161,6 +161,28 @@ def test_switching_the_tag_of_a_union_replaces_its_siblings(tmp_path: Path):
     assert str(drawing.provenance["shape.width"]) == "default"
 
 
+def test_settings_that_a_switch_of_the_tag_drops_are_noted_with_both_writers(tmp_path: Path):
+    file = write(tmp_path / "a.yaml", "shape:\n  radius: 7\n  width: 9\nsize: 4\n")
+    (note,) = load(Drawing, file, ["shape.name=square", "shape.width=2"], {}).notes
+    assert note == (
+        "shape.name is now square [command line shape.name=square] and was circle; what was set for that one no longer counts: "
+        f"shape.radius [{file}:2]"
+    )
+    over = write(tmp_path / "b.yaml", "extends: a.yaml\nshape: {name: square}\n")
+    (note,) = load(Drawing, over, [], {}).notes
+    assert note.startswith(f"shape.name is now square [{over}:2]") and note.endswith(f"shape.radius [{file}:2], shape.width [{file}:3]")
+
+
+@pytest.mark.parametrize("overrides", [[], ["shape.name=circle"], ["shape.width=3"], ["shape={name: square, radius: 1}"]])
+def test_what_drops_nothing_unseen_needs_no_note(tmp_path: Path, overrides: list[str]):
+    file = write(tmp_path / "a.yaml", "shape: {name: circle, radius: 7}\n")
+    if "square" in str(overrides):  # the old key is set again, so that it is an error and no silence
+        with pytest.raises(ConfigError, match="shape.radius: there is no such key"):
+            load(Drawing, file, overrides, {})
+    else:
+        assert load(Drawing, file, overrides, {}).notes == ()
+
+
 def test_a_tag_on_the_command_line_keeps_what_the_environment_says_beside_it():
     """It was dropped without a word, as if it had belonged to the algorithm before."""
     resolved = load_config(None, ["algorithm.name=rloo"], {"BURNISH__ALGORITHM__BETA": "0.5"})

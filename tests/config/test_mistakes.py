@@ -3,6 +3,7 @@
 Locks: unknown keys at any depth and from any source; strict types; bounds; all mistakes at once; no partial guess. (B125, R53)
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,28 @@ PLANTED = {
     "path in a run's name": ("run: {name: ../x}", "run.name: must match"),
     "keys that exclude each other": ("data: {train: [{path: a, recipe: b}]}", "data.train.0: a source needs exactly one of"),
     "keys that need each other": ("algorithm: {fixed_length: 10}", "algorithm: `fixed_length` goes with"),
+    "option of another algorithm": (
+        "algorithm: {name: grpo, gae_lambda: 0.9}",
+        "algorithm.gae_lambda: there is no such key; it is an option of ppo",
+    ),
+    "option of another algorithm, misspelt": (
+        "algorithm: {name: gspo, levle: token}",
+        "algorithm.levle: there is no such key; did you mean `level`?",
+    ),
+    "mesh that doesn't exist": ("cluster: {rollout: {axes: {data: 2}}}", "cluster.rollout: there is no such key; did you mean `rollout`?"),
+    "axis without devices": ("cluster: {actor: {axes: {data: 0}}}", "cluster.actor.axes.data: must be greater than 0, got 0"),
+    "interpolation to nowhere": ('run: {seed: "${run.sed}"}', "run.seed: ${run.sed} names no key"),
+    "interpolation to itself": ('run: {seed: "${run.seed}"}', "run.seed: refers to itself: run.seed"),
+    "key written twice": ("run: {seed: 1, seed: 1}", "run.seed: the key is written twice, first in line 2"),
+    "Python object": (
+        "model: {path: !!python/object/apply:os.getcwd []}",
+        "model.path: the tag !!python/object/apply:os.getcwd is refused",
+    ),
+    "file that can't be extended": ("extends: [3]", "extends: expected a file name or a list of file names"),
+    "two ways to cut a batch": (
+        "training: {tokens_per_device: 900, train_micro_batch_size: 2}",
+        "training: `tokens_per_device` is 900 and",
+    ),
     "null for a value": ("training: {max_steps: null}", "training.max_steps: expected a whole number, got null"),
 }
 
@@ -66,6 +89,74 @@ def test_r53_a_mistake_in_a_file_says_key_fault_and_line(tmp_path: Path, text: s
     (mistake,) = mistakes(file)
     assert mistake.startswith(message)
     assert mistake.endswith(f"[{file}:2]")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "../x", "a/b", "/etc", "a;touch x", "$(id)", "`id`", "a b", "a\nb", "ab\n", "-rf", ".hidden", "", "a" * 101, "a" * 300, "é"],
+)
+def test_r52_a_runs_name_that_could_leave_the_folder_or_a_line_is_refused(tmp_path: Path, name: str):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"run:\n  name: {json.dumps(name)}\n")
+    (mistake,) = mistakes(file)
+    assert mistake.startswith("run.name: must match ^[A-Za-z0-9]") and mistake.endswith(f"[{file}:2]")
+    assert len(mistake) < 250 + len(str(file)) and "\n" not in mistake
+    assert len(mistakes(BURNISH__RUN__NAME=json.dumps(name))) == 1
+
+
+def test_r53_every_mistake_of_one_file_is_reported_at_once(tmp_path: Path):
+    """Thirteen of them, from a typo at the top to one inside a list, each on its own line."""
+    texts = """
+trainig: {max_steps: 3}
+model: {lora: {rnk: 4}}
+data: {shuffle: 1, prompt_ky: x}
+rewards: [{fn: exact, wieght: 2}, {weight: .nan}]
+rollout: {slots: true, sampling: {temprature: 1}}
+training: {batch_size: "8", optimizer: {learning_ratee: 1e-4}}
+run: {seed: "${run.sed}", name: ../x}
+"""
+    file = tmp_path / "run.yaml"
+    file.write_text(texts.lstrip())
+    found = mistakes(file)
+    where = {line.partition(":")[0]: int(line.rpartition(":")[2].rstrip("]")) for line in found}
+    assert where == {
+        "trainig": 1,
+        "model.lora.rnk": 2,
+        "data.prompt_ky": 3,
+        "data.shuffle": 3,
+        "rewards.0.wieght": 4,
+        "rewards.1.fn": 4,
+        "rewards.1.weight": 4,
+        "rollout.slots": 5,
+        "rollout.sampling.temprature": 5,
+        "training.batch_size": 6,
+        "training.optimizer.learning_ratee": 6,
+        "run.seed": 7,
+        "run.name": 7,
+    }
+    names = ("training", "rank", "prompt_key", "weight", "temperature", "learning_rate", "run.seed")
+    assert [name for name in names if f"did you mean `{name}`?" not in str(found)] == []
+
+
+@pytest.mark.parametrize(
+    "variable, message",
+    [
+        ("BURNISH__TRAINING_MAX_STEPS", "training_max_steps: there is no such key"),
+        ("BURNISH__TRAINING__MAX_STEP", "training.max_step: there is no such key; did you mean `max_steps`?"),
+        ("BURNISH__OPTIMIZER__NAME", "optimizer: there is no such key; did you mean `training.optimizer`?"),
+        ("BURNISH_TRAINING__MAX_STEPS", "is no variable of burnish's; did you mean `BURNISH__TRAINING__MAX_STEPS`?"),
+        ("BURNISH___TRAINING__MAX_STEPS", "is no variable of burnish's; did you mean `BURNISH__TRAINING__MAX_STEPS`?"),
+        ("burnish_training__max_steps", "is no variable of burnish's; did you mean `BURNISH__TRAINING__MAX_STEPS`?"),
+    ],
+)
+def test_r53_a_variable_that_sets_nothing_is_a_mistake(variable: str, message: str):
+    (mistake,) = mistakes(None, **{variable: "3"})
+    assert mistake.startswith(message) and mistake.endswith(f"[environment {variable}]")
+
+
+@pytest.mark.parametrize("variable", ["BURNISH_CACHE", "BURNISH_FAULTS", "BURNISHED__X", "MY_BURNISH__X"])
+def test_other_variables_are_let_be(variable: str):
+    assert load_config(None, [], {variable: "3"}).config == load_config(None, [], {}).config
 
 
 def test_a_mistake_on_the_command_line_quotes_the_argument():

@@ -13,10 +13,12 @@ from pydantic import ValidationError
 from burnish.config.algorithms import (
     AnyAlgorithmConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
     FunctionConfig,
     GDPOConfig,
     GRPOConfig,
+    GSPOConfig,
     ImportanceConfig,
     MaxRLConfig,
     PPOConfig,
@@ -137,6 +139,7 @@ def test_each_algorithm_has_its_own_advantage(config, scope, values):
         (GDPOConfig(beta=0.1, kl_in="reward"), "gdpo normalises each reward"),
         (MaxRLConfig(beta=0.1, kl_in="reward"), "maxrl divides by the group's mean reward"),
         (GRPOConfig(old="sampler", rejection=RejectionConfig()), "they are the same"),
+        (GRPOConfig(old="sampler", importance=ImportanceConfig(cap=3.0)), "algorithm.importance .* they are the same"),
         (DrGRPOConfig(), "needs algorithm.fixed_length"),
         (GRPOConfig(loss=FunctionConfig(fn="./nowhere.py:fn")), "no file ./nowhere.py"),
     ],
@@ -219,6 +222,26 @@ def test_a_users_functions_are_named_with_options_that_are_checked(tmp_path):
         from_config(GRPOConfig(loss=FunctionConfig(fn="./mine.py:half", options={"factr": 3.0})), base=tmp_path)
     with pytest.raises(UserError, match="loss `./mine.py:bare`: it needs `factor`"):
         from_config(GRPOConfig(loss=FunctionConfig(fn="./mine.py:bare")), base=tmp_path)
+
+
+def own(*args, **options):
+    raise AssertionError("never called")
+
+
+@pytest.mark.parametrize(
+    ("config", "own_functions", "told"),
+    [
+        (GRPOConfig(epsilon=0.1, dual_clip=3.0), {"loss": own}, "algorithm.epsilon, algorithm.dual_clip: only the loss of grpo reads that"),
+        (GSPOConfig(level="token"), {"loss": own}, "algorithm.level: only the loss of gspo"),
+        (DPPOConfig(threshold=0.1), {"loss": own}, "algorithm.threshold: only the loss of dppo"),
+        (GRPOConfig(scale_rewards="none"), {"advantage": own}, "algorithm.scale_rewards: only the advantage of grpo"),
+        (ReinforcePPConfig(baseline=True), {"advantage": own}, "algorithm.baseline: only the advantage of reinforce_pp"),
+    ],
+)
+def test_b127_an_option_that_a_users_function_leaves_without_a_reader_is_refused(config, own_functions, told):
+    with pytest.raises(UserError, match=told):
+        from_config(config, **own_functions)
+    from_config(type(config)(), **own_functions)
 
 
 def test_a_users_own_loss_and_advantage_are_one_function_each():

@@ -60,7 +60,7 @@ def test_defaults_follow_from_the_batch():
         ({"mini_batch_size": 48}, ["mini_batch_size is 48", "use mini_batch_size 24"]),
         ({"train_micro_batch_size": 8}, ["train_micro_batch_size is 8", "mini_batch_size, which is 12", "use train_micro_batch_size 6"]),
         ({"rollout_micro_batch_size": 7}, ["rollout_micro_batch_size is 7", "batch_size, which is 24"]),
-        ({"compute_logps_micro_batch_size": 9}, ["compute_logps_micro_batch_size is 9", "use compute_logps_micro_batch_size 8"]),
+        ({"compute_logps_micro_batch_size": 9}, ["compute_logps_micro_batch_size is 9", "use compute_logps_micro_batch_size 6"]),
     ],
 )
 def test_an_error_names_both_numbers_and_a_fix(changes, words):
@@ -73,10 +73,10 @@ def test_an_error_names_both_numbers_and_a_fix(changes, words):
 def test_tokens_per_device_leaves_the_number_of_micro_batches_open():
     one = plan(batch_size=24, mini_batch_size=12, tokens_per_device=600, num_iterations=2)
     assert (one.train_micro, one.tokens_per_device, one.accumulation_steps) == (None, 600, None)
-    assert (one.updates_per_step, one.logps_micro, one.service, one.queue_size) == (4, 12, 24, 25)
+    assert (one.updates_per_step, one.logps_micro, one.service, one.queue_size) == (4, None, 24, 25)
     table = one.table()
     assert "tokens_per_device" in table and "600 tokens on each device" in table
-    assert "train_micro_batch_size" not in table and "some micro-batches accumulated" in table
+    assert "train_micro_batch_size" not in table and "compute_logps" not in table and "some micro-batches accumulated" in table
 
 
 def test_an_episode_that_no_device_can_hold_is_refused_with_both_numbers():
@@ -85,8 +85,9 @@ def test_an_episode_that_no_device_can_hold_is_refused_with_both_numbers():
 
 
 def test_there_is_one_way_to_cut_a_mini_batch():
-    with pytest.raises(ValueError, match="`tokens_per_device` is 4096 and `train_micro_batch_size` is 4: both say"):
-        TrainingConfig(tokens_per_device=4096, train_micro_batch_size=4)
+    for name in ("train_micro_batch_size", "compute_logps_micro_batch_size"):
+        with pytest.raises(ValueError, match=f"`tokens_per_device` is 4096 and `{name}` is 4: both say"):
+            TrainingConfig.model_validate({"tokens_per_device": 4096, name: 4})
 
 
 def test_the_table_says_what_each_size_is():

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from burnish.config import secrets
 from burnish.config.errors import UserError
 from burnish.config.layers import items, join
 from burnish.config.loader import Resolved, load_config
@@ -29,8 +30,6 @@ MAY_CHANGE = (
 """Patterns of keys that a run that goes on may set otherwise. All others make another run."""
 PLACES = frozenset({"path", "recipe", "fn", "env", "agent"})
 """Keys that name a file: another folder of the same file is the same run, moved."""
-HIDDEN = "***"
-"""What stands in a kept configuration for a secret."""
 
 
 def check_same_run(run: Path, resolved: Resolved[Config]) -> list[str]:
@@ -41,11 +40,11 @@ def check_same_run(run: Path, resolved: Resolved[Config]) -> list[str]:
     kept = run / "config.yaml"
     if not kept.is_file():  # killed before it wrote one: nothing was made yet
         return []
-    old, new = _values(load_config(kept, (), {}).config), _values(resolved.config)
+    old, new = _values(_kept(run, resolved.config)), _values(resolved.config)
     allowed, refused = [], []
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)
-        if before == now or before == HIDDEN:
+        if before == now:
             continue
         line = f"{key}: was {before!r}, is {now!r}"
         moved = key.rpartition(".")[2] in PLACES and Path(str(before)).name == Path(str(now)).name
@@ -63,7 +62,13 @@ def is_complete(run: Path, config: Config) -> bool:
     """Whether the run in `run` has done all that `config` asks for."""
     if not (run / "status.json").is_file() or read_status(run)["state"] != "complete":
         return False
-    return load_config(run / "config.yaml", (), {}).config.training.max_steps >= config.training.max_steps
+    return _kept(run, config).training.max_steps >= config.training.max_steps
+
+
+def _kept(run: Path, config: Config) -> Config:
+    """The configuration that the run was started with. It holds no secrets: they are taken from `config`."""
+    given = [f"{path}={value}" for path, value in secrets.secrets(config.model_dump()) if isinstance(value, str)]
+    return load_config(run / "config.yaml", given, {}).config
 
 
 def _values(config: Config) -> Mapping[str, Any]:

@@ -97,14 +97,18 @@ def run(args: argparse.Namespace) -> int:
 def _resumed_step(args: argparse.Namespace) -> int | None:
     """The step to go on from; None for the newest, or for a new run.
 
-    argparse takes the word behind a bare `--resume` for its value: one that is no step is given back to the positional arguments.
+    argparse takes the word behind a bare `--resume` for its value: one that is no step is the file, or an override.
     """
     if args.resume is None or args.resume == NEWEST:
         return None
     if args.resume.isdecimal():
         return int(args.resume)
-    words = [args.resume, *([args.config] if args.config else []), *args.overrides]
-    args.resume, args.config, args.overrides = NEWEST, words[0], words[1:]
+    if "=" in args.resume:
+        args.overrides = [*args.overrides, args.resume]
+    else:
+        args.overrides = [*([args.config] if args.config else []), *args.overrides]
+        args.config = args.resume
+    args.resume = NEWEST
     return None
 
 

@@ -150,3 +150,23 @@ def test_a_finished_run_does_nothing_more_and_refuses_to_be_another(task: Path, 
     code, out, err = shell("train", task, *options(f"training.max_steps={STEPS + 1}"), "--resume", STEPS)
     assert code == 0 and f"going on after step {STEPS}" in out, err
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(range(1, STEPS + 2))
+
+
+GRADE_WITH_KEY = """
+def hits(completions, answer, *, api_key):
+    assert api_key == "sesame-0123456789"
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.mark.slow
+def test_secrets_arent_kept_and_dont_stand_in_the_way(task: Path, shell: Shell) -> None:
+    (task.parent / "grade.py").write_text(GRADE_WITH_KEY)
+    secret = "rewards.0.options.api_key=sesame-0123456789"
+    code, _, err = shell("train", task, *options(secret, "training.max_steps=1"))
+    assert code == 0, err
+    assert "sesame" not in Path("runs/first/config.yaml").read_text()
+    code, _, err = shell("train", task, *options(secret, "training.max_steps=2"), "--resume")
+    assert code == 0 and "api_key" not in err, err
+    code, _, err = shell("train", "runs/first/config.yaml", "--resume", "training.max_steps=3")
+    assert code == 2 and "rewards.0.options.api_key" in err and "give it again" in err

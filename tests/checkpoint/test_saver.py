@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from burnish import faults
@@ -80,13 +81,15 @@ def test_a_slow_save_holds_nobody_up_and_saves_what_was_there(tmp_path: Path) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "write", slow)
-        saver, state = Saver(tmp_path), tree(1)
-        saver.save(1, state, {})
+        saver, state, counts = Saver(tmp_path), tree(1), np.ones(3, np.int32)
+        saver.save(1, {**state, "counts": counts}, {})
+        counts += 1
         jax.block_until_ready(jax.jit(lambda t: {"w": t["w"] + 1.0}, donate_argnums=0)(state))
         assert (store.committed(tmp_path), saver.newest_step, saver.committed_step) == ([], 1, 0)
         release.set()
         saver.finish()
-    assert saved(tmp_path, 1) == 1.0
+    kept = store.read(tmp_path, 1, {"w": jnp.zeros(3), "counts": jnp.zeros(3, jnp.int32)})[0]
+    assert {name: leaf.tolist() for name, leaf in kept.items()} == {"w": [1.0] * 3, "counts": [1] * 3}
 
 
 def test_b103_a_failed_save_is_reported_counted_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -157,6 +157,21 @@ def _dot_bf16_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array,
 _dot_bf16.defvjp(_dot_bf16_forward, _dot_bf16_backward)
 
 
+def vocab_logits(hidden: Float[Array, "n D"], head: Float[Array, "V D"]) -> Float[Array, "n V"]:
+    """`hidden @ head.T` with a float32 result, in the dtype that the head comes in.
+
+    Where that is bfloat16, a hidden state goes in as the sum of two bfloat16 numbers, 16 bits of it: rounded to 8, it makes more of the
+    difference between two passes' log-probs than any other product (docs/results.md). The pairs' halves stand in one matrix, so that the
+    head is read once.
+    """
+    if head.dtype != jnp.bfloat16:
+        return _contract(hidden, head, 1, 1)
+    high = jax.lax.reduce_precision(hidden, exponent_bits=8, mantissa_bits=7)  # unlike a cast there and back, never simplified away
+    halves = jnp.concatenate([high, hidden - high]).astype(jnp.bfloat16)
+    of_high, of_low = jnp.split(_contract(halves, head, 1, 1), 2)
+    return of_high + of_low
+
+
 def rms_norm(x: Float[Array, "*n d"], weight: Float[Array, " d"], eps: float) -> Float[Array, "*n d"]:
     """x / rms(x) * weight over the last axis (Zhang & Sennrich, 2019, arXiv:1910.07467), in float32."""
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)

@@ -85,7 +85,7 @@ def measure(rows: int, length: int) -> dict[str, Any]:
         num_prompts=rows,
         **numbers,
     )
-    options = HeadOptions(chunk=256, train_head=True, head_fn=entropy)
+    options = HeadOptions(chunk=128, train_head=True, head_fn=entropy)
 
     def loss(params: Any, batch: TokenBatch) -> tuple[Any, Any]:
         logps, extras = policy_scores(config, params, batch, options=options, remat="nested")

@@ -13,6 +13,7 @@ Axes: B rows, T tokens, H/K query/key heads, G = H/K, h head_dim, N blocks of t 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +28,9 @@ from burnish.models.config import Precision
 KEPT = "kept"
 """Name of the values that a backward pass wants kept, whatever else is computed again."""
 
-_BLOCK = 256
+_BLOCK, _LEAST_BLOCK = 256, 64
+_SCORES = 2**23
+"""Scores of a pair of blocks, over all rows and heads: more of them and blocks get smaller. A backward pass holds four such arrays."""
 _HIDDEN, _FLOOR = -1e30, -1e29
 """Score of what isn't visible, and the least maximum: far above the former, so that exp(score - maximum) is 0 where nothing is visible."""
 
@@ -53,17 +56,18 @@ def attention(
 ) -> Float[Array, "B T H h"]:
     """softmax(q·k / sqrt(h)) v over what each query may see; a query that sees nothing gives 0.
 
-    block: tokens in a block, for tests; None takes blocks of at most 256 tokens and of equal size, so that short rows are one block.
+    block: tokens in a block, for tests; None takes blocks of equal size and at most 256 tokens, fewer where many rows are short.
     """
     length, groups = q.shape[1], q.shape[2] // k.shape[2]
-    size = block or _block_size(length)
+    size = block or _block_size(length, matrices=q.shape[0] * q.shape[2])
     rule = Visibility(*(_cut_columns(x, size) for x in rule))
     out: Array = _attend(_cut(q * q.shape[-1] ** -0.5, size, groups), _cut(k, size), _cut(v, size), rule, precision)
     return _join(out, groups)[:, :length]
 
 
-def _block_size(length: int) -> int:
-    blocks = -(-length // _BLOCK)
+def _block_size(length: int, *, matrices: int) -> int:
+    most = min(_BLOCK, max(_LEAST_BLOCK, math.isqrt(_SCORES // matrices)))
+    blocks = -(-length // most)
     return -(-length // blocks)
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +155,21 @@ def _dot_bf16_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array,
 
 
 _dot_bf16.defvjp(_dot_bf16_forward, _dot_bf16_backward)
+
+
+def vocab_logits(hidden: Float[Array, "n D"], head: Float[Array, "V D"]) -> Float[Array, "n V"]:
+    """`hidden @ head.T` with a float32 result, in the dtype that the head comes in.
+
+    Where that is bfloat16, a hidden state goes in as the sum of two bfloat16 numbers, 16 bits of it: rounded to 8, it makes more of the
+    difference between two passes' log-probs than any other product (docs/results.md). The pairs' halves stand in one matrix, so that the
+    head is read once.
+    """
+    if head.dtype != jnp.bfloat16:
+        return _contract(hidden, head, 1, 1)
+    high = jax.lax.reduce_precision(hidden, exponent_bits=8, mantissa_bits=7)  # unlike a cast there and back, never simplified away
+    halves = jnp.concatenate([high, hidden - high]).astype(jnp.bfloat16)
+    of_high, of_low = jnp.split(_contract(halves, head, 1, 1), 2)
+    return of_high + of_low
 
 
 def rms_norm(x: Float[Array, "*n d"], weight: Float[Array, " d"], eps: float) -> Float[Array, "*n d"]:
@@ -312,26 +327,79 @@ def forward(
     MLP in parts of some `MLP_TOKENS`; or besides, the inputs of all but every n-th layer, n about the root of their number ("nested": one
     more forward pass; Chen et al., 2016, arXiv:1604.06174).
     """
-    angles = rope_angles(config, positions)
-
-    def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-        return attention(q, k, v, visibility, precision=precision), None
-
-    def body(x: Array, inputs: tuple[Params, Params | None]) -> tuple[Array, None]:
-        layer, pairs = inputs
-        own = None if adapter is None else Adapter(pairs or {}, adapter.scale)
-        return block(config, layer, x, angles, attend, adapter=own, precision=precision, mlp_parts=mlp_parts)
-
     mlp_parts = _divisor(tokens.shape[1], at_most=max(1, tokens.size // MLP_TOKENS)) if remat else 1
+    scale = 0.0 if adapter is None else adapter.scale
+
+    def run(x: Array, weights: tuple[Params, Params | None], context: tuple[tuple[Array, Array], Visibility]) -> Array:
+        angles, visibility = context
+
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+            return attention(q, k, v, visibility, precision=precision), None
+
+        layer, pairs = weights
+        own = None if pairs is None else Adapter(pairs, scale)
+        return block(config, layer, x, angles, attend, adapter=own, precision=precision, mlp_parts=mlp_parts)[0]
+
     layers = params["layers"], None if adapter is None else adapter.pairs
-    policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
-    body = jax.checkpoint(body, policy=policy, prevent_cse=False)
+    context = rope_angles(config, positions), visibility
+    x = embed(params, tokens)
     if remat == "nested":
-        groups = _divisor(config.num_layers, at_most=math.isqrt(config.num_layers) + 1)
-        layers = jax.tree.map(lambda w: w.reshape(groups, -1, *w.shape[1:]), layers)
-        body = jax.checkpoint(partial(jax.lax.scan, body), prevent_cse=False)
-    x, _ = jax.lax.scan(body, embed(params, tokens), layers)
+        x = cast(Array, _nested(run, config.num_layers, x, layers, context))
+    else:
+        policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
+        body = jax.checkpoint(lambda x, weights: (run(x, weights, context), None), policy=policy, prevent_cse=False)
+        x, _ = jax.lax.scan(body, x, layers)
     return rms_norm(x, params["final_norm"], config.norm_eps)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _nested(run: Callable[[Array, Any, Any], Array], num_layers: int, x: Array, layers: Any, context: Any) -> Array:
+    """`run(x, one layer's slice, context)` through all layers, with the gradient of `remat: nested`. `context` gets none.
+
+    Scans within checkpointed scans would copy the weights of a group of layers, twice, and gather its gradients apart: here each layer
+    is taken from the whole by its index, and its gradient put into the whole.
+    """
+    return _nested_forward(run, num_layers, x, layers, context)[0]
+
+
+def _nested_forward(run: Callable[[Array, Any, Any], Array], num_layers: int, x: Array, layers: Any, context: Any) -> tuple[Array, Any]:
+    size = num_layers // _divisor(num_layers, at_most=math.isqrt(num_layers) + 1)
+
+    def group(x: Array, first: Array) -> tuple[Array, Array]:
+        return jax.lax.fori_loop(first, first + size, lambda i, x: run(x, _at(layers, i), context), x), x
+
+    x, inputs = jax.lax.scan(group, x, jnp.arange(0, num_layers, size))
+    return x, (inputs, layers, context)
+
+
+def _nested_backward(run: Callable[[Array, Any, Any], Array], num_layers: int, residuals: Any, g: Array) -> tuple[Array, Any, None]:
+    inputs, layers, context = residuals
+    size = num_layers // inputs.shape[0]
+
+    def group(carry: tuple[Array, Any], start: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
+        first, x = start
+        indices = first + jnp.arange(size)
+        _, inside = jax.lax.scan(lambda x, i: (run(x, _at(layers, i), context), x), x, indices)
+        return jax.lax.scan(layer, carry, (indices, inside), reverse=True)
+
+    def layer(carry: tuple[Array, Any], start: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
+        (g, d_layers), (index, x) = carry, start
+        _, pull = jax.vjp(lambda x, weights: run(x, weights, context), x, _at(layers, index))
+        g, d_layer = pull(g)
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
+        return (g, jax.tree.map(put, d_layers, d_layer)), None
+
+    start = g, jax.tree.map(jnp.zeros_like, layers)
+    (g, d_layers), _ = jax.lax.scan(group, start, (jnp.arange(0, num_layers, size), inputs), reverse=True)
+    return g, d_layers, None
+
+
+_nested.defvjp(_nested_forward, _nested_backward)
+
+
+def _at(layers: Any, index: Array) -> Any:
+    """One layer's slice of stacked weights."""
+    return jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, index, keepdims=False), layers)
 
 
 def _divisor(whole: int, *, at_most: int) -> int:

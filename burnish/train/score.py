@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision, Remat, forward, head_matrix
+from burnish.models.transformer import Adapter, Params, Precision, Remat, forward, head_matrix, vocab_logits
 from burnish.rl.batch import TokenBatch
 
 HeadFn = Callable[[Float[Array, "C V"], Any], dict[str, Float[Array, " C"]]]
@@ -169,7 +169,9 @@ def _stream_backward(options: HeadOptions, residuals: Any, cotangents: Scalars) 
     def body(start: Array, carry: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
         d_features, d_head = carry
         x, questions, g = jax.tree.map(partial(_chunk, start=start, size=options.chunk), (features, asked, cotangents))
-        _, pull = jax.vjp(lambda logits: _scalars(options, logits, questions), _logits(x, weights, options))
+        # One product here at bf16, not the two halves' of the scores: the slope is rounded anyway.
+        logits = _product(_operand(x, options), weights, 1, 1)
+        _, pull = jax.vjp(lambda logits: _scalars(options, logits, questions), logits)
         slope = _operand(pull(g)[0], options)
         d_features = _put(d_features, _product(slope, weights, 1, 0), start)
         return d_features, None if d_head is None else d_head + _product(slope, _operand(x, options), 0, 0)
@@ -191,7 +193,7 @@ def _scan_head(
     def body(start: Array, carry: tuple[Scalars, Array | None]) -> tuple[Scalars, Array | None]:
         scalars, slope = carry
         x, questions = jax.tree.map(partial(_chunk, start=start, size=options.chunk), (features, asked))
-        logits = _logits(x, weights, options)
+        logits = vocab_logits(x, weights)
         if slope is None:
             new = _scalars(options, logits, questions)
         else:
@@ -209,10 +211,6 @@ def _scalars(options: HeadOptions, logits: Float[Array, "C V"], asked: Asked) ->
     tempered = logits / asked.temperatures[:, None]
     extras = {} if options.head_fn is None else options.head_fn(tempered, asked.aux)
     return token_logps(tempered, asked.ids, asked.kept_ids), extras
-
-
-def _logits(features: Array, weights: Array, options: HeadOptions) -> Float[Array, "C V"]:
-    return _product(_operand(features, options), weights, 1, 1)
 
 
 def _operand(x: Array, options: HeadOptions) -> Array:

@@ -83,8 +83,13 @@ def start_train(task: Path, *arguments: str, faults: str = "") -> subprocess.Pop
 
 
 def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error, once it has ended."""
-    out, err = child.communicate(timeout=100)
+    """Exit code, standard output and standard error, once it has ended; one that doesn't is killed."""
+    try:
+        out, err = child.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        raise
     return child.returncode, out, err
 
 

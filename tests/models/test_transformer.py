@@ -12,7 +12,7 @@ from burnish.config.schema import LoraConfig
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
 from burnish.models.lora import init_adapter
-from burnish.models.transformer import MLP_TOKENS, Adapter, Params, Precision, Remat, dot, forward, init
+from burnish.models.transformer import MLP_TOKENS, Adapter, Params, Precision, Remat, dot, forward, init, vocab_logits
 from burnish.testing.check_family import lively_params
 from burnish.testing.tiny import tiny_config
 
@@ -71,6 +71,17 @@ def test_bf16_products_have_float32_results() -> None:
     x, w = jnp.asarray([[[1.0, 2.0**-10]]]), jnp.ones((2, 1))
     out = dot(x, w, "bf16")
     assert out.dtype == jnp.float32 and out.shape == (1, 1, 1) and float(out[0, 0, 0]) == 1 + 2.0**-10
+
+
+def test_logits_of_a_bf16_head_take_16_bits_of_the_hidden_state() -> None:
+    """1 + 2^-10 is the sum of two bfloat16 numbers; rounded to one it would be 1. In float32 all of it counts."""
+    hidden = jnp.asarray([[1 + 2.0**-10, 3.0], [1 + 2.0**-20, 0.0]])
+    head = jnp.asarray([[1.0, 0.0], [0.0, 1.0], [-2.0, 1.0]])
+    for compute in (vocab_logits, jax.jit(vocab_logits)):
+        out = compute(hidden, head.astype(jnp.bfloat16))
+        assert out.dtype == jnp.float32
+        np.testing.assert_array_equal(out[0], [1 + 2.0**-10, 3.0, 1 - 2.0**-9])
+        np.testing.assert_array_equal(compute(hidden, head), hidden @ head.T)
 
 
 def test_a_leaf_starts_the_same_whatever_the_others_sizes() -> None:

@@ -73,8 +73,7 @@ def main(names: list[str]) -> int:
             return 1
         rows, survived = [], 0
         for mutant in mutants:
-            tree = Path(folder) / mutant.name
-            copy_tree(tree)
+            tree = shutil.copytree(whole, Path(folder) / mutant.name)  # not the tree as it is by now
             subprocess.run(["git", "apply", "--recount", str(mutant.patch)], cwd=tree, check=True)
             begun = time.monotonic()
             code, output = run_tests(tree, mutant.tests)

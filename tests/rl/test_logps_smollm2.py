@@ -1,7 +1,6 @@
 """The promise on the real model: the sampler and the trainer say the same of an id's probability, whatever the support.
 
-At bf16 the slightest difference in the order of a sum flips some rounding, and flips spread: measured .0085 over all ids, .0057 to
-.0103 in a setting (docs/results.md), hence two limits there, .01 over all and .0125 each.
+At bf16 the slightest difference in the order of a sum flips some rounding, and flips spread; docs/results.md has what was measured.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ QUESTIONS = (
 @pytest.mark.smollm2
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("precision", "limit", "each"), [("f32", 1e-4, 1e-4), ("bf16", 0.01, 0.0125)])
-def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: float, each: float, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("precision", "limit"), [("f32", 1e-4), ("bf16", 0.01)])
+def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: float, capsys: pytest.CaptureFixture[str]) -> None:
     from burnish.config.schema import RolloutConfig
     from burnish.models.model import Model
     from burnish.rl.batch import build_batch
@@ -51,7 +50,6 @@ def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: floa
     completions = cluster.generate(requests)  # all settings share one batch
     cluster.close()
     score = make_score(model.config, options=HeadOptions(chunk=128, precision=cluster.precision))
-    gaps: list[np.ndarray] = []
     for i, (temperature, top_p) in enumerate(settings):
         groups = []
         for n, ids in enumerate(prompts):
@@ -77,6 +75,4 @@ def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: floa
         with capsys.disabled():
             print(f"\n{precision} T={temperature} top_p={top_p}: mean {gap.mean():.2e}, p99 {np.quantile(gap, 0.99):.2e}, {gap.size} ids")
         assert gap.size > 120
-        assert gap.mean() <= each
-        gaps.append(gap)
-    assert np.concatenate(gaps).mean() <= limit
+        assert gap.mean() <= limit

@@ -7,7 +7,7 @@ GRPO, GSPO over sequences, and PPO with its value loss; rows of one episode, of 
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from burnish.models.sharding import batch_sharding
 from burnish.rl import aggregate
 from burnish.rl.algorithms import from_config
 from burnish.rl.batch import TokenBatch, build_batch, fit_shape, from_sequences
+from burnish.rl.layout import BatchShape
 from burnish.train.optim import make_optimizer
 from burnish.train.state import leaf_names
 from burnish.train.step import MicroBatch, make_steps
@@ -54,10 +55,14 @@ def numbers() -> dict[tuple[tuple[int, int], int], dict[str, np.ndarray]]:
 
 
 def laid_out(layout: str, devices: int) -> tuple[TokenBatch, dict[str, np.ndarray]]:
-    """The batch of one layout, with rows for so many devices, and the scores that go with it."""
+    """The batch of one layout, with rows for so many devices, and the scores that go with it.
+
+    On one device each layout has the shape that fits it; on several, one that holds all layouts, as each shape is compiled once a number.
+    """
     made, options = groups(3), LAYOUTS[layout]
     credits = {key: values["advantages"] for key, values in numbers().items()}
-    shape = fit_shape(made, credits, rows_multiple=devices, **options)
+    multiple, held = (1, [options]) if devices == 1 else (max(DEVICES), LAYOUTS.values())
+    shape = reduce(BatchShape.covering, [fit_shape(made, credits, rows_multiple=multiple, **each) for each in held])
     batch = build_batch(made, credits, temperature=0.9, shape=shape, **options)
     order = [(t.group, t.sample) for g in made for t in g.trajectories]
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from burnish.models.attention import Visibility, attention
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Precision, block, rms_norm, rope_angles
+from burnish.models.transformer import Precision, block, rms_norm, rope_angles, vocab_logits
 from burnish.rollout.native.cache import Cache, LayerCache, append, attend, insert
 from burnish.rollout.native.layout import Weights
 from burnish.rollout.native.sample import Rules, Sampled, sample, uniforms
@@ -123,8 +123,7 @@ def _advance(config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, 
 
 
 def _logits(config: ModelConfig, weights: Weights, hidden: Float[Array, "n D"]) -> Float[Array, "n V"]:
-    x = rms_norm(hidden, weights.final_norm, config.norm_eps).astype(weights.head.dtype)
-    return jax.lax.dot_general(x, weights.head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return vocab_logits(rms_norm(hidden, weights.final_norm, config.norm_eps), weights.head)
 
 
 def _next(slots: Slots, ids: Int[Array, " S"]) -> Slots:

@@ -1,4 +1,4 @@
-"""The conditions under which every test runs: strict numerics, 8 fake CPU devices, checked shapes, a shared compile cache.
+"""The conditions under which every test runs: strict numerics, 8 fake CPU devices, checked shapes, quick compiles that are kept.
 
 Only environment variables are set here, so a test without jax doesn't pay for jax; jax reads them when a test first imports it, and so
 do the subprocesses that tests start.
@@ -6,8 +6,10 @@ do the subprocesses that tests start.
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
+import pytest
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +21,21 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak")
+"""Markers of tests whose programs are compiled as users' are. The others skip LLVM's expensive passes, a third of all CPU time on models
+this small; XLA's own passes, which decide what is computed, are the same."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture compiles: how this test's programs, and those of the processes that it starts, are compiled."""
+    quick = not any(item.get_closest_marker(name) for name in OPTIMISED)
+    os.environ[QUICK] = str(int(quick))
+    if jax := sys.modules.get("jax"):
+        jax.config.update(QUICK.lower(), quick)
+
 
 DEVICE_ROOMS = ["burnish.models", "burnish.rl", "burnish.rollout.native", "burnish.sync", "burnish.train"]
 """Where jaxtyping's shapes are checked against what is passed, at run time, in tests only."""

@@ -16,6 +16,8 @@ from burnish.checkpoint import store
 from burnish.observe.run_folder import read_status
 from tests.cli.runs import LORA, Shell, finish, outcome, start_train, write_task
 
+pytestmark = pytest.mark.optimised  # equal bit for bit
+
 STEPS = 5
 
 

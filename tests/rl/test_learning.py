@@ -19,6 +19,8 @@ import pytest
 from burnish.agentic.agents import Action
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 
+pytestmark = pytest.mark.optimised  # runs for long
+
 DIGITS = "01234567"
 BEGIN_BELOW, END_ABOVE = 0.2, 0.9
 KIN = ["dr_grpo", "rloo", "gspo", "cispo", "reinforce_pp"]

@@ -21,6 +21,8 @@ from burnish.observe.sinks import EvalReport, StepReport
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.rl.runs import assert_same, host, make_learner
 
+pytestmark = pytest.mark.optimised  # equal bit for bit
+
 STEPS = 20
 LORA = LoraConfig(rank=2, alpha=4, targets=("q", "down"))
 ROWS = [{"prompt": f"{i:02d}", "answer": str(i % 10)} for i in range(28)]

@@ -8,6 +8,8 @@ from burnish.types import Request, SamplingParams, StopReason
 from tests.rollout.conftest import MakeEngine
 from tests.rollout.reference import forward_logits, generate, log_softmax, random_adapter, request
 
+pytestmark = pytest.mark.optimised  # same ids and log-probs, bit for bit
+
 PROMPTS = [(5, 6, 7), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10), tuple(range(40)), (11,)]
 
 

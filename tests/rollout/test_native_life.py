@@ -19,6 +19,8 @@ from burnish.types import StopReason
 from tests.rollout.conftest import MakeEngine
 from tests.rollout.reference import CONFIG, forward_logits, generate, log_softmax, random_adapter, random_params, request, run
 
+pytestmark = pytest.mark.optimised  # same ids and log-probs, bit for bit
+
 PROMPT = (5, 6, 7, 8)
 LEAVES = ["embed", "final_norm", "head", *(f"layers.{name}" for name in transformer.spec(CONFIG)["layers"])]
 

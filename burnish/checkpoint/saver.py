@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from burnish.checkpoint import store
 from burnish.checkpoint.store import CheckpointError
-from burnish.config.errors import UserError
+from burnish.config.errors import UserError, suggest
 from burnish.config.schema import CheckpointSection
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
@@ -60,6 +60,7 @@ class Saver:
         self._metrics_lock = threading.Lock()
         self._last_save = time.monotonic()
         self._given = 0
+        self._warned = False
 
     @property
     def committed_step(self) -> int:
@@ -77,6 +78,15 @@ class Saver:
         by_count = self._config.every is not None and step % self._config.every == 0
         by_time = self._config.every_minutes is not None and minutes >= self._config.every_minutes
         return by_count or by_time or self._failures > 0
+
+    def check_metrics(self, evaluations: Collection[str]) -> None:
+        """Refuse to keep the best by an evaluation's metric that is none of `evaluations`, the names of all that the run will make."""
+        best = self._config.keep_best
+        if best is not None and best.metric.startswith("eval/") and best.metric not in evaluations:
+            known = suggest(best.metric, evaluations) or (
+                f"; it makes {', '.join(sorted(evaluations))}" if evaluations else "; it makes none"
+            )
+            raise UserError(f"checkpoint.keep_best.metric is `{best.metric}`, which this run's evaluations don't measure{known}")
 
     def save(self, step: int, tree: Any, extra: Mapping[str, Any]) -> None:
         """Copy the arrays of `tree` to the host and start writing; waits for the save before this one.
@@ -154,7 +164,12 @@ class Saver:
         if config.keep_best is not None:
             best = config.keep_best
             sign = 1.0 if best.mode == "max" else -1.0
-            values = {step: sign * _number(store.read_extra(self.folder, step).get(METRICS, {}).get(best.metric)) for step in steps}
+            measured = {step: store.read_extra(self.folder, step).get(METRICS, {}) for step in steps}
+            if not self._warned and not any(best.metric in metrics for metrics in measured.values()):
+                self._warned = True
+                nearest = suggest(best.metric, measured[steps[-1]])
+                log.warning("checkpoint.keep_best.metric: no checkpoint has a metric `%s`, so none is kept for it%s", best.metric, nearest)
+            values = {step: sign * _number(metrics.get(best.metric)) for step, metrics in measured.items()}
             ranked = sorted((step for step in steps if not math.isnan(values[step])), key=lambda step: (values[step], step))
             kept |= set(ranked[-best.count :])
         return [step for step in steps if step not in kept]

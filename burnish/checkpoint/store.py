@@ -163,6 +163,7 @@ def set_aside_after(folder: Path, step: int) -> None:
             aside = folder / f"{later}{SET_ASIDE}"
             shutil.rmtree(aside, ignore_errors=True)
             (folder / str(later)).rename(aside)
+            log.warning("the checkpoint of step %d is set aside: the run goes on from step %d and makes it again", later, step)
 
 
 def delete(folder: Path, step: int) -> None:

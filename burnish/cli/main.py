@@ -8,6 +8,7 @@ they need inside `run`, so that `burnish --help` answers at once; each offers `a
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import traceback
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = _parse(argv)
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     if os.getcwd() not in sys.path:  # as with `python -m`: `my_pkg.mod:fn` may name a package in the working directory
         sys.path.append(os.getcwd())
     try:

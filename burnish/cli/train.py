@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.cli.options import add_config_arguments, load
+from burnish.config.errors import UserError
 
 NEWEST = "newest"
 
@@ -46,36 +47,48 @@ def run(args: argparse.Namespace) -> int:
         if step is None and is_complete(path, config):
             print(f"the run in {path} is complete: nothing is left to do")
             return 0
-        for change in check_same_run(path, kept):
+        for change in check_same_run(path, kept, step=step):
             print(f"changed since the start: {change}", file=sys.stderr)
     opened: list[RunFolder] = []
     saver: Saver | None = None
     lines: JsonlSink | None = None
+    texts: TranscriptSink | None = None
 
     def sinks() -> list[Sink]:
-        nonlocal saver, lines
+        nonlocal saver, lines, texts
         folder = RunFolder(config.run.folder, config.run.name, resume=resuming)
         opened.append(folder)
         saver, lines = Saver(folder.checkpoints_path, config.checkpoint), JsonlSink(folder)
-        found: list[Sink] = [lines, ProgressSink(sample_every=config.observe.sample_every, live=config.observe.progress)]
-        return [*found, TranscriptSink(folder)] if config.observe.transcripts else found
+        texts = TranscriptSink(folder) if config.observe.transcripts else None
+        progress = ProgressSink(sample_every=config.observe.sample_every, live=config.observe.progress)
+        return [lines, progress, *([] if texts is None else [texts])]
+
+    def leave(code: int, cause: str) -> None:
+        for folder in opened:
+            folder.fail(exit_code=code, cause=cause)
 
     try:
-        learner = build_learner(resolved, sinks=sinks, report=lambda line: print(line, flush=True))
-        assert saver is not None and lines is not None, "made by sinks()"
-        folder = opened[0]
-        with learner, stopping_on_signals(learner.stop, lambda code, cause: folder.fail(exit_code=code, cause=cause)) as received:
-            start = learner.resume(folder.checkpoints_path, step) if resuming else 0
-            if resuming:
-                lines.rewind(start)
-                folder.begin()
-                print(f"going on after step {start}" if start else "there is no checkpoint yet: starting from the beginning", flush=True)
-            folder.write_config(dump_config(kept))
-            result = learner.train(saver=saver)
-            if received.signal is not None and result.stopped:
-                code = EXIT_CODES[received.signal]
+        with stopping_on_signals(leave) as stopping:
+            learner = build_learner(resolved, sinks=sinks, report=lambda line: print(line, flush=True))
+            assert saver is not None and lines is not None, "made by sinks()"
+            folder = opened[0]
+            with learner:
+                start = learner.resume(folder.checkpoints_path, step) if resuming else 0
+                if resuming:
+                    lines.rewind(start)
+                    if texts is not None:
+                        texts.rewind(start)
+                    folder.begin()
+                    print(
+                        f"going on after step {start}" if start else "there is no checkpoint yet: starting from the beginning", flush=True
+                    )
+                folder.write_config(dump_config(kept))
+                stopping.stop = learner.stop
+                result = learner.train(saver=saver)
+            if stopping.signal is not None and result.stopped:
+                code = EXIT_CODES[stopping.signal]
                 last = f"step {saver.committed_step} is saved" if saver.committed_step else "no step is saved"
-                cause = f"stopped by {received.signal.name} after step {result.steps}; {last}: go on with --resume"
+                cause = f"stopped by {stopping.signal.name} after step {result.steps}; {last}: go on with --resume"
                 folder.fail(exit_code=code, cause=cause)
                 print(cause, file=sys.stderr)
                 return code
@@ -105,9 +118,11 @@ def _resumed_step(args: argparse.Namespace) -> int | None:
         return int(args.resume)
     if "=" in args.resume:
         args.overrides = [*args.overrides, args.resume]
-    else:
+    elif Path(args.resume).is_file():
         args.overrides = [*([args.config] if args.config else []), *args.overrides]
         args.config = args.resume
+    else:
+        raise UserError(f"--resume {args.resume!r} is neither a step (a whole number; without one the newest) nor a configuration file")
     args.resume = NEWEST
     return None
 

@@ -19,7 +19,7 @@ HIDDEN = "***"
 SHORTEST = 8
 """Shorter values are hidden where they stand, but not looked for in other texts, where they are parts of words."""
 
-_WORDS = frozenset("apikey authorization bearer cookie credential credentials passphrase passwd password secret secrets".split())
+_WORDS = frozenset("apikey auth authorization bearer cookie credential credentials passphrase passwd password pwd secret secrets".split())
 _KEYS = frozenset("access api auth encryption private secret signing".split())
 _VOCABULARY = frozenset("bos cls end eos image mask pad sep start stop think unk".split())
 _SPLIT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")

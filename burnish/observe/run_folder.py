@@ -58,8 +58,9 @@ class RunFolder:
             os.close(self._lock)
             raise
         try:
-            if not resume:
+            if not (resume and (self.path / "status.json").is_file()):
                 self._refuse_other_files()
+            if not resume:
                 self.begin()
         except BaseException:
             self._release()
@@ -116,9 +117,13 @@ class RunFolder:
     def _finish(self, state: State, **fields: Any) -> None:
         if self._lock < 0:
             return  # the first verdict stands
-        if self._begun:
-            self._write_status(state, **fields)
-        self._release()
+        try:
+            if self._begun:
+                self._write_status(state, **fields)
+        except OSError as error:  # a full disk, say: what ended the run is the thing to report
+            print(f"burnish: {self.path / 'status.json'} can't be written: {error.strerror}", file=sys.stderr)
+        finally:
+            self._release()
 
     def _refuse_other_files(self) -> None:
         others = sorted(entry.name for entry in self.path.iterdir() if entry.name != "lock")

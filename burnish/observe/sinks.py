@@ -106,6 +106,8 @@ class JsonlSink:
         if self._folder.evaluations_path.is_file():
             past = json.loads(self._folder.evaluations_path.read_text(encoding="utf-8"))["evaluations"]
             self._evaluations = [entry for entry in past if entry["step"] <= step and step > 0]
+            if self._evaluations != past:
+                self._write_evaluations()
 
     def step(self, report: StepReport) -> None:
         if self._file < 0:
@@ -121,6 +123,9 @@ class JsonlSink:
         ]
         entry = {"step": report.step, "label": report.label, "metrics": json_numbers(report.metrics), "outcomes": outcomes}
         self._evaluations.append(entry)
+        self._write_evaluations()
+
+    def _write_evaluations(self) -> None:
         lines = ",\n".join(json.dumps(e, default=float) for e in self._evaluations)
         write_atomically(self._folder.evaluations_path, f'{{"evaluations": [\n{lines}\n]}}\n')
 

@@ -31,6 +31,12 @@ class TranscriptSink:
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", report.label)[:60]
         self._write(self._folder / f"eval_{label}_step_{report.step}.jsonl", [episode(t) for t in report.trajectories])
 
+    def rewind(self, step: int) -> None:
+        """The run goes on after `step`: take out the episodes of later ones, which are played again."""
+        for path in self._folder.glob("*step_*.jsonl"):
+            if int(path.stem.rpartition("_")[2]) > step:
+                path.unlink()
+
     def close(self) -> None:
         """Nothing is held open between reports."""
 

@@ -44,7 +44,13 @@ class Evaluation:
         return float(self.rewards.mean())
 
     def metrics(self) -> dict[str, float]:
-        return {f"eval/{self.label}/accuracy": self.accuracy, f"eval/{self.label}/count": float(len(self.rewards))}
+        accuracy, count = metric_names(self.label)
+        return {accuracy: self.accuracy, count: float(len(self.rewards))}
+
+
+def metric_names(label: str) -> tuple[str, str]:
+    """Of an evaluation's accuracy, and of the count behind it."""
+    return f"eval/{label}/accuracy", f"eval/{label}/count"
 
 
 async def evaluate(
@@ -136,4 +142,4 @@ def paired_change(
     return Change(float(difference.mean()), float(low), float(high))
 
 
-__all__ = ["Change", "Evaluation", "Evaluator", "evaluate", "evaluation_samplings", "paired_change"]
+__all__ = ["Change", "Evaluation", "Evaluator", "evaluate", "evaluation_samplings", "metric_names", "paired_change"]

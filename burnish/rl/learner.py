@@ -38,7 +38,7 @@ from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster
 from burnish.rl.critic import OPTIMIZER
-from burnish.rl.evaluation import Evaluation, Evaluator, evaluation_samplings
+from burnish.rl.evaluation import Evaluation, Evaluator, evaluation_samplings, metric_names
 from burnish.rl.handoff import Handoff, Interrupted, VersionGate
 from burnish.rl.producer import Chunk, Producer
 from burnish.rl.progress import TrainResult, pack, unpack
@@ -155,6 +155,9 @@ class RLLearner:
         self._refuse_closed()
         if self._rollout.sampling.temperature == 0:
             raise UserError("rollout.sampling.temperature is 0: all samples of a group would be the same, and nothing could be learned")
+        if saver is not None:
+            evaluates = self._training.compare or self._training.eval_every is not None
+            saver.check_metrics({name for way in self._evaluation_samplings() for name in metric_names(way)} if evaluates else ())
         result, start = self._result, self._result.steps
         gate = VersionGate(version=start)
         producer = Producer(

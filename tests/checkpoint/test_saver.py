@@ -56,6 +56,20 @@ def test_what_is_kept(tmp_path: Path, config: dict[str, Any], kept: list[int]) -
     assert store.committed(tmp_path) == kept
 
 
+def test_a_misspelt_metric_to_keep_the_best_by_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saver = Saver(tmp_path, CheckpointSection.model_validate({"every": 1, "keep_best": {"metric": "reward/men"}}))
+    with caplog.at_level(logging.WARNING):
+        run(saver, range(1, 5), {step: 0.0 for step in range(1, 5)})
+    assert [record.message for record in caplog.records if "keep_best" in record.message] == [
+        "checkpoint.keep_best.metric: no checkpoint has a metric `reward/men`, so none is kept for it; did you mean `reward/mean`?"
+    ]
+    saver = Saver(tmp_path, CheckpointSection.model_validate({"keep_best": {"metric": "eval/gredy/accuracy"}}))
+    with pytest.raises(UserError, match="don't measure; did you mean `eval/greedy/accuracy`"):
+        saver.check_metrics(["eval/greedy/accuracy", "eval/greedy/count"])
+    with pytest.raises(UserError, match="it makes none"):
+        saver.check_metrics([])
+
+
 def test_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])

@@ -107,6 +107,19 @@ def test_r04_a_second_signal_ends_it_at_once(task: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_before_the_first_step_is_told_apart_from_a_failure(task: Path, number: signal.Signals) -> None:
+    child = start(task)
+    assert child.stdout is not None
+    while not child.stdout.readline().startswith("algorithm"):
+        assert child.poll() is None, child.communicate()
+    child.send_signal(number)
+    code, _, err = finish(child)
+    assert code == (130 if number is signal.SIGINT else 75), err
+    assert "Traceback" not in err and not list(Path("runs/first").glob("checkpoints/*"))
+
+
+@pytest.mark.slow
 def test_b133_a_failed_last_save_isnt_a_success(task: Path) -> None:
     code, _, err = finish(start(task, "checkpoint.every=100", faults=f"save.after_arrays@step={STEPS}:raise"))
     assert code == 1 and f"step {STEPS} could not be saved" in err and "Traceback" not in err
@@ -139,7 +152,23 @@ def test_a_finished_run_does_nothing_more_and_refuses_to_be_another(task: Path, 
     assert "run.seed: was 0, is 4" in err and "algorithm.beta: was 0.0, is 0.5" in err and "max_steps" not in err
     # a step that isn't there
     code, _, err = shell("train", task, *options(), "--resume=44")
-    assert (code, files() == before) == (1, True) and "44 is no finished checkpoint: the newest in" in err
+    assert (code, files() == before) == (2, True) and f"there is no checkpoint of step 44 in {run}; kept are 3, 4, 5" in err
+    code, _, err = shell("train", task, *options(), "--resume=-1")
+    assert (code, files() == before) == (2, True) and "neither a step" in err
+    # fewer steps than it has made
+    code, _, err = shell("train", task, *options("training.max_steps=3"), "--resume=4")
+    assert (code, files() == before) == (2, True) and "training.max_steps is 3, and the run in" in err
+    # checkpoints that were taken away
+    (run / "checkpoints").rename("kept")
+    code, _, err = shell("train", task, *options("training.max_steps=9"), "--resume")
+    assert code == 2 and "has saved checkpoints, but none is left" in err
+    Path("kept").rename(run / "checkpoints")
+    assert files() == before
+    # a folder that is no run's
+    Path("runs/foreign").mkdir()
+    Path("runs/foreign/notes").touch()
+    code, _, err = shell("train", task, *options("run.name=foreign"), "--resume")
+    assert code == 2 and "another run's files (notes)" in err
     # a folder that isn't there
     code, _, err = shell("train", task, *options("run.name=second"), "--resume")
     assert code == 2 and "there is no run to resume in" in err and not Path("runs/second").exists()
@@ -151,7 +180,14 @@ def test_a_finished_run_does_nothing_more_and_refuses_to_be_another(task: Path, 
     # from an earlier one that is still kept, which makes the later ones again
     code, out, err = shell("train", task, *options(f"training.max_steps={STEPS + 1}"), "--resume", STEPS)
     assert code == 0 and f"going on after step {STEPS}" in out, err
-    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(range(1, STEPS + 2))
+    assert sorted(path.name for path in (run / "transcripts").iterdir()) == [f"step_{n}.jsonl" for n in range(1, STEPS + 2)]
+    # under another name
+    run.rename("runs/moved")
+    code, out, err = shell("train", "runs/moved/config.yaml", f"training.max_steps={STEPS + 2}", "run.name=moved", "--resume")
+    assert code == 0 and "run.name: was 'first', is 'moved'" in err
+    run = Path("runs/moved")
+    assert store.committed(run / "checkpoints")[-1] == STEPS + 2
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(range(1, STEPS + 3))
 
 
 GRADE_WITH_KEY = """

@@ -86,7 +86,7 @@ def make_mesh(place: Place) -> Mesh | None:
     return Mesh(devices, tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def _moved(mesh: Mesh | None, rows: jax.Array) -> jax.Array:
+def _moved(mesh: Mesh | None, rows: jax.Array | np.ndarray) -> jax.Array:
     if mesh is None:
         return reshard(rows, _first_device())
     spread = batch_sharding(mesh)

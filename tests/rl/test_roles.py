@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import GRPOConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import CheckpointSection, ClusterConfig, LoraConfig, RolloutConfig
+from burnish.config.schema import CheckpointSection, ClusterConfig, LoraConfig, RewardModelSection, RolloutConfig
 from burnish.models.model import Model
+from burnish.models.sharding import batch_sharding
 from burnish.rl.algorithms import from_config
 from burnish.rl.cluster import RLCluster
-from burnish.rl.placement import Role
+from burnish.rl.placement import Role, placement
+from burnish.rl.sites import sites
 from burnish.testing.tiny import tiny_config, write_tiny_model
+from burnish.types import Message
 from tests.rl.runs import RecordingCluster, make_learner
 
 LORA = LoraConfig(rank=2, alpha=4, targets=("q", "down"))
@@ -147,6 +151,62 @@ def test_a_run_goes_on_under_another_placement(folder: Path, tmp_path: Path) -> 
     rest, cluster = resumed(SPLIT, tmp_path / "alone")
     np.testing.assert_allclose(rest, whole[2:], rtol=1e-5, atol=1e-5)
     assert all(leaf.devices() == {*jax.devices()[:4]} for leaf in jax.tree.leaves(cluster.state))
+
+
+def test_programs_take_turns_where_roles_share_several_devices_and_nowhere_else() -> None:
+    options = {"num_devices": 8, "model": tiny_config(), "critic": tiny_config(), "reward": tiny_config(), "needs_reference": True}
+    meshes = {**SPLIT, "critic": {"same_devices_as": "rollout", "axes": {"data": 2}}}
+    found = sites(placement(ClusterConfig.model_validate(meshes), **options))  # type: ignore[arg-type]
+    locks = {role: site.dispatch for role, site in found.items()}
+    assert locks[Role.ACTOR] is locks[Role.REWARD] and locks[Role.ROLLOUT] is locks[Role.CRITIC]
+    assert len({id(lock) for lock in locks.values()}) == 3
+    seen: list[bool] = []
+    found[Role.ACTOR].in_turn(lambda: seen.append(locks[Role.REWARD].acquire(blocking=False)))()  # type: ignore[attr-defined]
+    found[Role.ROLLOUT].in_turn(lambda: seen.append(locks[Role.REWARD].acquire(blocking=False)))()  # type: ignore[attr-defined]
+    assert seen == [False, True]
+    single = sites(placement(ClusterConfig(), **options))  # type: ignore[arg-type]
+    assert all(isinstance(site.dispatch, contextlib.nullcontext) and site.mesh is None for site in single.values())
+
+
+def test_rows_go_to_a_roles_devices_and_back() -> None:
+    found = sites(placement(ClusterConfig.model_validate(SPLIT), num_devices=8, model=tiny_config(), needs_reference=True))
+    mesh = found[Role.ACTOR].mesh
+    assert mesh is not None
+    here = jax.device_put(np.arange(24.0, dtype=np.float32).reshape(8, 3), batch_sharding(mesh))
+    there = found[Role.REFERENCE].take({"rows": here})["rows"]
+    assert there.devices() == {*jax.devices()[6:]} and there.sharding.shard_shape(there.shape) == (4, 3)
+    odd = found[Role.REFERENCE].take(np.ones((3, 2), np.float32))
+    assert odd.sharding.shard_shape(odd.shape) == (3, 2), "two groups of devices don't divide three rows: both have them all"
+    back = found[Role.REFERENCE].back(there)
+    assert back.sharding == here.sharding
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(here))
+    assert found[Role.ACTOR].take(here) is here
+
+
+def test_a_reward_model_on_devices_of_its_own_gives_the_same_scores(folder: Path, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, config=tiny_config(width=16), alphabet="0123456789+", classifier=True)
+    conversations = [[Message(role="user", content="12"), Message(role="assistant", content=text)] for text in ("3", "4+5", "6")]
+
+    def scores(meshes: Any) -> list[float | None]:
+        cluster = RLCluster(
+            folder,
+            precision="f32",
+            cluster=ClusterConfig.model_validate(meshes),
+            rollout=RolloutConfig(slots=4),
+            reward_model=RewardModelSection(path=str(tmp_path)),
+        )
+        try:
+            judge = cluster.reward_model
+            assert judge is not None
+            found = cluster.placement[Role.REWARD]
+            assert weight_bytes(judge._params) == found.bytes_per_device
+            devices = {jax.devices()[index] for index in found.place.devices}
+            assert all(leaf.devices() == devices for leaf in jax.tree.leaves(judge._params))
+            return cluster.score_rewards(conversations)
+        finally:
+            cluster.close()
+
+    assert scores({"reward": {"devices": "4-7", "axes": {"data": 2, "tp": 2}}}) == pytest.approx(scores({}), abs=1e-5)
 
 
 def test_meshes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path, folder: Path) -> None:

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from burnish.config.algorithms import CriticConfig
+from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RewardModelSection, RolloutConfig, TrainingConfig
 from burnish.models import families, transformer, weights
 from burnish.models.config import ModelConfig
@@ -77,10 +78,9 @@ class RLCluster:
         self.placement: Placement = self._place(needs_reference=cluster.reference is not None)
         self._sites = sites(self.placement)
         actor = self._sites[Role.ACTOR]
-        for site in self._sites_of_policies():
-            if site.mesh is not None:
-                check_mesh(architecture, site.mesh)
-                shardings(transformer.spec(architecture), site.mesh)  # for its check
+        for role in (Role.ACTOR, Role.ROLLOUT, Role.REFERENCE):
+            if role in self._sites:
+                _check_divides(role, self._sites[role].mesh, architecture)
         self.mesh = actor.mesh
         model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
         self.model = dataclasses.replace(model, params=actor.spread(model.params, transformer.spec(architecture)))
@@ -104,10 +104,6 @@ class RLCluster:
         )
         self.reward_model = None if reward_model is None else _reward_model(reward_model, self.precision, self._sites[Role.REWARD])
         self.engine: Engine = self._start_engine(adapter)
-
-    def _sites_of_policies(self) -> list[Site]:
-        """Of all that have the actor's architecture, but for a critic."""
-        return [self._sites[role] for role in (Role.ACTOR, Role.ROLLOUT, Role.REFERENCE) if role in self._sites]
 
     def _start_engine(self, adapter: Adapter | None) -> NativeEngine:
         config = self.rollout_config
@@ -349,6 +345,17 @@ def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
 def build_mesh(spec: MeshSpec) -> Mesh | None:
     """The actor's mesh where no other role names its devices; None for the first device, where a mesh would only cost dispatch time."""
     return make_mesh(actor_place(ClusterConfig(actor=spec), num_devices=jax.local_device_count()))
+
+
+def _check_divides(role: Role, mesh: Mesh | None, architecture: ModelConfig) -> None:
+    """Refuse a mesh that doesn't divide the model, before its weights are read."""
+    if mesh is None:
+        return
+    try:
+        check_mesh(architecture, mesh)
+        shardings(transformer.spec(architecture), mesh)
+    except UserError as error:
+        raise UserError(f"cluster.{role}: {error}") from error
 
 
 def _placer(

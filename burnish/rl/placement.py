@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from burnish.config.errors import UserError
@@ -76,7 +76,7 @@ class RolePlacement:
 class Placement:
     """All roles of a run."""
 
-    roles: Mapping[Role, RolePlacement] = field(default_factory=dict)
+    roles: Mapping[Role, RolePlacement]
 
     def __getitem__(self, role: Role) -> RolePlacement:
         return self.roles[role]

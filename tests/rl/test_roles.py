@@ -213,7 +213,7 @@ def test_meshes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Pat
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     for meshes, message in (
         ({"actor": {"devices": 9}}, "cluster.actor.devices 9 needs 9 devices, this process has 8"),
-        ({"rollout": {"axes": {"tp": 4}}}, "tp=4 doesn't divide num_kv_heads=2"),
+        ({"rollout": {"axes": {"tp": 4}}}, "cluster.rollout: tp=4 doesn't divide num_kv_heads=2"),
         ({"critic": {"devices": 1}}, "only PPO has a critic"),
     ):
         with pytest.raises(UserError, match=message):

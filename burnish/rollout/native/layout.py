@@ -60,7 +60,7 @@ class Layout:
         """mesh: where; None is the first device."""
         pairs, scale = ({}, 0.0) if adapter is None else adapter
         places = _places(config, pairs, mesh)
-        stacked = {name: placed(params["layers"][matrix], places[name]) for matrix in pairs for name in [f"layers.{matrix}"]}
+        stacked = {f"layers.{name}": placed(params["layers"][name], places[f"layers.{name}"]) for name in pairs}
         halves = {f"adapter.{name}.{half}": pairs[name][half] for name in pairs for half in ("a", "b")}
         stacked |= {name: _owned(value, places[name]) for name, value in halves.items()}
         nothing = jnp.zeros(0)

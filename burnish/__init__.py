@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from burnish.config.algorithms import GRPOConfig, PPOConfig
     from burnish.config.loader import load_config
     from burnish.config.schema import ClusterConfig, Config, LoraConfig, RolloutConfig, TrainingConfig
-    from burnish.rl.cluster import RLCluster, Role
+    from burnish.rl.cluster import RLCluster
     from burnish.rl.learner import RLLearner
     from burnish.rl.learners import GRPOLearner, PPOLearner
+    from burnish.rl.placement import Role
 
 _HOMES = {
     "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
@@ -26,9 +27,10 @@ _HOMES = {
     "burnish.config.algorithms": ("GRPOConfig", "PPOConfig"),
     "burnish.config.loader": ("load_config",),
     "burnish.config.schema": ("ClusterConfig", "Config", "LoraConfig", "RolloutConfig", "TrainingConfig"),
-    "burnish.rl.cluster": ("RLCluster", "Role"),
+    "burnish.rl.cluster": ("RLCluster",),
     "burnish.rl.learner": ("RLLearner",),
     "burnish.rl.learners": ("GRPOLearner", "PPOLearner"),
+    "burnish.rl.placement": ("Role",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -25,7 +25,7 @@ LAYERS = [
     ["burnish.agentic", "burnish.rl.evaluation"],
     # with jax
     ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"]
-    + ["burnish.rl.kl", "burnish.rl.off_policy"],
+    + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.placement"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
     [
         "burnish.rl.cluster",
@@ -36,7 +36,9 @@ LAYERS = [
         "burnish.rl.progress",
         "burnish.rl.prompts",
         "burnish.rl.reward_model",
+        "burnish.rl.reference",
         "burnish.rl.scoring",
+        "burnish.rl.sites",
         "burnish.observe.report",
         "burnish.testing",
     ],

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from burnish import rewards
 from burnish.agentic import agents, environments
 from burnish.config.algorithms import PPOConfig
@@ -31,11 +33,13 @@ from burnish.observe.sinks import Sink
 from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
-from burnish.rl.cluster import RLCluster, build_mesh, longest_sequence
+from burnish.rl.cluster import RLCluster, longest_sequence
 from burnish.rl.critic import check_critic
 from burnish.rl.learner import RLLearner, planned_updates
+from burnish.rl.placement import actor_place
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reward_model import check_reward_model
+from burnish.rl.sites import make_mesh
 from burnish.text.codec import Codec
 
 Report = Callable[[str], None]
@@ -93,7 +97,7 @@ def build_learner(
         plan = BatchPlan.from_config(config.training, algorithm, config.rollout)
         critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
         planned_updates(algorithm, config.training, plan, critic)  # for its check of warm-ups and schedules
-        mesh = build_mesh(config.cluster.actor)
+        mesh = make_mesh(actor_place(config.cluster, num_devices=jax.local_device_count()))
         if mesh is not None:
             check_mesh(architecture, mesh)
         if critic is not None:

@@ -6,6 +6,7 @@ models. A field that nothing reads must not exist.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -180,18 +181,81 @@ class RolloutConfig(Section):
     """Largest support of a truncated distribution (top-p, top-k, min-p are cut to the likeliest `max_kept` ids)."""
 
 
-class MeshSpec(Section):
-    """Devices for a role."""
+RoleName = Literal["actor", "rollout", "reference", "critic", "reward"]
 
-    axes: dict[Literal["data", "fsdp", "tp"], Positive] = Field(default_factory=lambda: {"data": 1})
-    """Axis names and sizes, outermost first."""
+
+class MeshSpec(Section):
+    """Devices for a role, and how they are arranged. What follows from a null: `docs/placement.md`."""
+
+    axes: dict[Literal["data", "fsdp", "tp"], Positive] | None = None
+    """Axis names and sizes, outermost first. Null: all devices on `data`; for the rollout as many on `tp` as divide the model."""
+    devices: (
+        Positive | Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Annotated[str, Field(pattern=r"^\d+-\d+$")] | None
+    ) = None
+    """How many devices, of those that no other role takes; or which: a list of indices among this process's devices, or `4-7`, both ends
+    included. Null: as many as `axes` needs."""
+    same_as: RoleName | None = None
+    """The devices and axes of another role; then nothing else is set here."""
+    same_devices_as: RoleName | None = None
+    """The devices of another role, with `axes` of its own."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> MeshSpec:
+        others = [name for name in ("axes", "devices", "same_devices_as") if getattr(self, name) is not None]
+        if self.same_as is not None and others:
+            raise ValueError(f"`same_as: {self.same_as}` says all; `{'`, `'.join(others)}` beside it can't hold: set one or the other")
+        if self.same_devices_as is not None and self.devices is not None:
+            raise ValueError(f"`same_devices_as: {self.same_devices_as}` and `devices: {self.devices}` both say which devices: set one")
+        if (indices := self.indices) is not None and len({*indices}) < max(len(indices), 1):
+            raise ValueError(f"`devices: {self.devices}` must name each device once, the lower end of a range first")
+        if self.axes is not None and self.devices is not None and (count := math.prod(self.axes.values())) != self.count:
+            raise ValueError(f"`axes` {self.axes} are {count} devices and `devices: {self.devices}` are {self.count}: make them agree")
+        return self
+
+    @property
+    def indices(self) -> tuple[int, ...] | None:
+        """The devices that are named one by one; None where there is a count or nothing."""
+        if isinstance(self.devices, str):
+            first, last = map(int, self.devices.split("-"))
+            return tuple(range(first, last + 1))
+        return self.devices if isinstance(self.devices, tuple) else None
+
+    @property
+    def count(self) -> int | None:
+        """How many devices this asks for; None where it is another role's number."""
+        if self.same_as is not None or self.same_devices_as is not None:
+            return None
+        if self.devices is not None:
+            return self.devices if isinstance(self.devices, int) else len(self.indices or ())
+        return 1 if self.axes is None else math.prod(self.axes.values())
 
 
 class ClusterConfig(Section):
-    """Which role lives where. The engine, the reference, the critic and the reward model use the actor's devices."""
+    """Which role lives where. A role that isn't given lives where the actor does."""
 
     actor: MeshSpec = MeshSpec()
-    """Devices of the trained policy."""
+    """Devices of the trained policy; null axes and devices are one device."""
+    rollout: MeshSpec | None = None
+    """Devices of the engine. Null: the actor's mesh; where that has an `fsdp` above 1 the same devices with axes of their own, since
+    decoding from pieces would gather every weight for every token."""
+    reference: MeshSpec | None = None
+    """Devices of the weights that the policy is compared with; null: the actor's mesh."""
+    critic: MeshSpec | None = None
+    """Devices of the critic; null: the actor's mesh."""
+    reward: MeshSpec | None = None
+    """Devices of the reward model; null: the actor's mesh."""
+
+    @model_validator(mode="after")
+    def _leads_to_devices(self) -> ClusterConfig:
+        if self.actor.count is None:
+            raise ValueError("`actor` can't be placed by another role: the others follow it, so give it `axes` or `devices`")
+        for start in ("rollout", "reference", "critic", "reward"):
+            path = [start]
+            while (spec := getattr(self, path[-1])) is not None and (following := spec.same_as or spec.same_devices_as) is not None:
+                if following in path:
+                    raise ValueError(f"`{' -> '.join([*path, following])}` goes round: one of them needs devices, or the actor's")
+                path.append(following)
+        return self
 
 
 class TrainingConfig(Section):

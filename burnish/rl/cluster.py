@@ -1,62 +1,53 @@
 """Where models live and what can be asked of them: the one object that a learner talks to.
 
-Owns placement of the roles (actor, rollout, reference, critic, reward) and the operations on them: sampling, log-probs, values, updates,
-weight sync, saving.
+Owns the operations on the roles (actor, rollout, reference, critic, reward): sampling, log-probs, values, updates, weight sync, saving.
+Where each lives is `rl.placement`, its meshes and the order of programs on them `rl.sites`.
 Knows no prompts, rewards or queues (`rl.learner`) and no losses (`rl.losses`, which the algorithm brings).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import enum
-import hashlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RewardModelSection, RolloutConfig, TrainingConfig
-from burnish.models import weights
+from burnish.config.schema import ClusterConfig, LoraConfig, RewardModelSection, RolloutConfig, TrainingConfig
+from burnish.models import families, transformer, weights
 from burnish.models.config import ModelConfig
-from burnish.models.lora import init_adapter
+from burnish.models.locate import locate
+from burnish.models.lora import adapter_spec, init_adapter
 from burnish.models.model import Model, resolve_precision
-from burnish.models.sharding import batch_sharding, check_mesh
+from burnish.models.sharding import batch_sharding, check_mesh, shardings
 from burnish.models.transformer import Adapter, Params, Precision
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import TokenBatch
-from burnish.rl.critic import Critic, in_turn
+from burnish.rl.critic import Critic
+from burnish.rl.placement import Placement, Role, placement
+from burnish.rl.reference import Reference, fingerprint
 from burnish.rl.reward_model import RewardModel
+from burnish.rl.sites import Site, sites
 from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
+from burnish.text.tokenizer import read_json
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
 from burnish.train.state import TrainState, init_state, leaf_names, read_metrics, stop_if_nonfinite
 from burnish.train.step import MicroBatch, Steps, make_steps
 from burnish.train.value import ValueMicroBatch
 from burnish.types import Completion, Message, Request
-
-
-class Role(enum.StrEnum):
-    """Who a model is in a run."""
-
-    ACTOR = "actor"
-    ROLLOUT = "rollout"
-    REFERENCE = "reference"
-    CRITIC = "critic"
-    REWARD = "reward"
 
 
 class RLCluster:
@@ -81,26 +72,37 @@ class RLCluster:
         reward_model: RewardModelSection | None = None,
         seed: int = 0,
     ) -> None:
-        self.mesh = build_mesh(cluster.actor)
-        self.model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
         self.precision: Precision = resolve_precision(precision)
+        architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
+        self._place = _placer(cluster, architecture, lora, self.precision, critic, reward_model)
+        self.placement: Placement = self._place(needs_reference=cluster.reference is not None)
+        self._sites = sites(self.placement)
+        actor = self._sites[Role.ACTOR]
+        for role in (Role.ACTOR, Role.ROLLOUT, Role.REFERENCE):
+            if role in self._sites:
+                _check_divides(role, self._sites[role].mesh, architecture)
+        self.mesh = actor.mesh
+        model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
+        self.model = dataclasses.replace(model, params=actor.spread(model.params, transformer.spec(architecture)))
         self.rollout_config, self.training_config = rollout, training
-        self.context = longest_sequence(rollout, self.model.config)
-        if self.mesh is not None:
-            check_mesh(self.model.config, self.mesh)
-        adapter = None if lora is None else init_adapter(self.model.config, lora, jax.random.key(seed))
+        self.context = longest_sequence(rollout, architecture)
+        adapter = None if lora is None else init_adapter(architecture, lora, jax.random.key(seed))
+        if adapter is not None and lora is not None:
+            adapter = adapter._replace(pairs=actor.spread(adapter.pairs, adapter_spec(architecture, rank=lora.rank, targets=lora.targets)))
         self._scale = None if adapter is None else adapter.scale
         self._base = None if adapter is None else self.model.params
         self._first: Params | None = self.model.params if adapter is None else adapter.pairs
         self._state: TrainState | None = None
         self._steps: Steps | None = None
         self._anchor: Any = None
+        self._reference: Reference | None = None
         self._version = 0
-        # Two threads: what they start on several devices must reach all of these in one order, else collectives may wait for ever.
-        self._dispatch = contextlib.nullcontext() if self.mesh is None else threading.Lock()
-        here = {"precision": self.precision, "mesh": self.mesh, "dispatch": self._dispatch}
-        self._critic = None if critic is None else Critic(critic, self.model, context=self.context, **here)
-        self.reward_model = None if reward_model is None else RewardModel(reward_model, rows_multiple=self.rows_multiple, **here)
+        self._critic = (
+            None
+            if critic is None
+            else Critic(critic, self.model, context=self.context, precision=self.precision, site=self._sites[Role.CRITIC])
+        )
+        self.reward_model = None if reward_model is None else _reward_model(reward_model, self.precision, self._sites[Role.REWARD])
         self.engine: Engine = self._start_engine(adapter)
 
     def _start_engine(self, adapter: Adapter | None) -> NativeEngine:
@@ -116,6 +118,8 @@ class RLCluster:
             decode_chunk=config.decode_chunk,
             max_kept=config.max_kept,
             precision=self.precision,
+            mesh=self._sites[Role.ROLLOUT].mesh,
+            dispatch=self._sites[Role.ROLLOUT].dispatch,
         )
 
     # -------------------------------------------------------------------------------------------------------------- the actor
@@ -125,7 +129,8 @@ class RLCluster:
 
         total_updates: the actor's in the whole run, for its schedule. critic_updates: the critic's; None is as many.
         """
-        training = self.training_config
+        training, actor = self.training_config, self._sites[Role.ACTOR]
+        self.placement = self._place(needs_reference="reference" in algorithm.scores_needed)
         optimizer = make_optimizer(training.optimizer, total_updates=total_updates)
         remat = self._scale is None if training.remat == "auto" else training.remat
         steps = make_steps(
@@ -137,9 +142,10 @@ class RLCluster:
             remat=remat,
             head_chunk=training.head_chunk,
         )
-        self._steps = steps.mapped(self._in_turn)
+        self._steps = steps.mapped(actor.in_turn)
         options = HeadOptions(chunk=training.head_chunk, precision=self.precision)
-        self._score = self._in_turn(make_score(self.model.config, lora_scale=self._scale or 1.0, options=options))
+        score = make_score(self.model.config, lora_scale=self._scale or 1.0, options=options)
+        self._score = actor.in_turn(score)
         if self._first is None:
             raise RuntimeError("this cluster has trained already and kept no first weights: build another one")
         self._state = init_state(self._first, optimizer)
@@ -152,8 +158,11 @@ class RLCluster:
                 total_updates=critic_updates or total_updates,
             )
         self._needs_anchor = "old" in algorithm.scores_needed
-        self._needs_reference = "reference" in algorithm.scores_needed
-        if self._scale is None and not self._needs_reference:
+        self._reference = None
+        if Role.REFERENCE in self.placement:
+            where = self._sites.get(Role.REFERENCE, actor)
+            self._reference = Reference(self.model.config, self.model.params, score, where)
+        if self._base is None and (self._reference is None or self.placement[Role.REFERENCE].holding != "copy"):
             self.model = _without_params(self.model)  # the state has its own copy; the file's needn't stay in memory beside it
             self._first = None
         self._take_anchor()
@@ -171,8 +180,8 @@ class RLCluster:
 
     @property
     def rows_multiple(self) -> int:
-        """What the rows of a batch must be a multiple of, to be spread evenly."""
-        return 1 if self.mesh is None else self.mesh.shape.get("data", 1) * self.mesh.shape.get("fsdp", 1)
+        """What the rows of a batch must be a multiple of, to be spread evenly over the actor's devices."""
+        return self._sites[Role.ACTOR].place.rows
 
     def place(self, batch: TokenBatch) -> TokenBatch:
         """Put a host batch on the actor's devices, rows spread over `data` and `fsdp`."""
@@ -190,11 +199,9 @@ class RLCluster:
 
     def get_ref_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids under the reference: the first weights, or the base without its adapter."""
-        reference = self._first if self._base is None else self._base
-        if reference is None or not self._needs_reference:
+        if self._reference is None:
             raise RuntimeError("this algorithm compares with no reference (beta is 0)")
-        with span("score", role="reference"):
-            return self._score(reference, None, batch)
+        return self._reference.logps(batch)
 
     def update_actor(self, micro_batches: Iterable[MicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches, each taken when it is needed. Returns the update's metrics.
@@ -270,9 +277,6 @@ class RLCluster:
         self._take_anchor()
         return version
 
-    def _in_turn(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        return in_turn(program, self._dispatch)
-
     def _take_anchor(self) -> None:
         if self._needs_anchor:
             self._anchor = jax.tree.map(lambda x: jnp.array(x, copy=True), self.state.trainable)
@@ -284,15 +288,7 @@ class RLCluster:
 
         read: gets the shapes, dtypes and shardings of `states`, and returns states like that. What was there is let go before it reads.
         """
-
-        # What was made by no program is on one device, uncommitted; what is read is committed to where it is put: on all of them.
-        replicated = None if self.mesh is None else NamedSharding(self.mesh, P())
-
-        def shape(x: Array) -> jax.ShapeDtypeStruct:
-            sharding = x.sharding if replicated is None or isinstance(x.sharding, NamedSharding) else replicated
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-        shapes = jax.tree.map(shape, self.states)
+        shapes = {role: jax.tree.map(partial(_shape, self._sites[Role(role)].mesh), state) for role, state in self.states.items()}
         self._state = None
         if self._critic is not None:
             self._critic.replace_state(None)
@@ -310,8 +306,9 @@ class RLCluster:
     def frozen_digest(self) -> str | None:
         """A digest of the weights beside which, or against which, this run trains; None where it trains every weight and compares with
         none. A checkpoint doesn't hold them: a run that goes on must have the same. After `prepare`."""
-        frozen = self._first if self._base is None else self._base
-        return None if frozen is None else fingerprint(frozen)
+        if self._base is not None:
+            return self._sites[Role.ACTOR].in_turn(fingerprint)(self._base)
+        return None if self._reference is None else self._reference.digest()
 
     @property
     def states(self) -> dict[str, TrainState]:
@@ -345,29 +342,49 @@ def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
     return min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, model.max_positions)
 
 
-def build_mesh(spec: MeshSpec) -> Mesh | None:
-    """The actor's mesh, or None for one device, where a mesh would only cost dispatch time."""
-    sizes = tuple(spec.axes.values())
-    needed, found = int(np.prod(sizes)), jax.local_device_count()
-    if needed > found:
-        raise UserError(f"cluster.actor.axes {spec.axes} needs {needed} devices, this process has {found}: make an axis smaller")
-    if needed == 1:
-        return None
-    devices = np.array(jax.local_devices()[:needed]).reshape(sizes)
-    return Mesh(devices, tuple(spec.axes), axis_types=(AxisType.Auto,) * len(sizes))
+def _check_divides(role: Role, mesh: Mesh | None, architecture: ModelConfig) -> None:
+    """Refuse a mesh that doesn't divide the model, before its weights are read."""
+    if mesh is None:
+        return
+    try:
+        check_mesh(architecture, mesh)
+        shardings(transformer.spec(architecture), mesh)
+    except UserError as error:
+        raise UserError(f"cluster.{role}: {error}") from error
 
 
-def fingerprint(params: Params) -> str:
-    """A digest of the last column of every leaf: another model, or a fine-tuned one, has another. Reads little, on any sharding."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
-        digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(jax.device_get(leaf[..., -1])).tobytes())
-    return digest.hexdigest()
+def _placer(
+    cluster: ClusterConfig,
+    architecture: ModelConfig,
+    lora: LoraConfig | None,
+    precision: Precision,
+    critic: CriticConfig | None,
+    reward_model: RewardModelSection | None,
+) -> Callable[..., Placement]:
+    """`placement` of this run, for when it is known whether there is a reference. Reads no weights."""
+    options: dict[str, Any] = {"model": architecture, "lora": lora, "precision": precision}
+    if critic is not None:
+        options["critic"] = architecture if critic.path is None else weights.load_scalar_config(locate(critic.path), zero_head=True)
+    if reward_model is not None:
+        folder = locate(reward_model.path)
+        options["reward"] = weights.load_scalar_config(folder)
+        options["reward_weight_bytes"] = jnp.dtype(families.stored_dtype(read_json(folder / "config.json"))).itemsize
+    return partial(placement, cluster, num_devices=jax.local_device_count(), **options)
+
+
+def _reward_model(section: RewardModelSection, precision: Precision, site: Site) -> RewardModel:
+    return RewardModel(section, precision=precision, mesh=site.mesh, rows_multiple=site.place.rows, dispatch=site.dispatch)
+
+
+def _shape(mesh: Mesh | None, x: Array) -> jax.ShapeDtypeStruct:
+    """What is read in place of `x`. What was made by no program is on one device, uncommitted, but what is read is committed to where it is
+    put: on all of them."""
+    everywhere = None if mesh is None or isinstance(x.sharding, NamedSharding) else NamedSharding(mesh, P())
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere or x.sharding)
 
 
 def _without_params(model: Model) -> Model:
     return dataclasses.replace(model, params={})
 
 
-__all__ = ["RLCluster", "Role", "build_mesh", "longest_sequence"]
+__all__ = ["RLCluster", "longest_sequence"]

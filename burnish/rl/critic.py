@@ -6,21 +6,18 @@ algorithm's. The cluster holds the one critic, says where it runs and saves it; 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from jax.sharding import Mesh
 
 from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import TrainingConfig
-from burnish.models import weights
+from burnish.models import scalar_head, weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
 from burnish.models.model import Model
-from burnish.models.scalar_head import with_zero_score
 from burnish.models.sharding import check_mesh
 from burnish.models.transformer import Params, Precision
 from burnish.observe.metrics import Metric
@@ -28,6 +25,7 @@ from burnish.observe.trace import span
 from burnish.rl.aggregate import Aggregate
 from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import ValueLoss
+from burnish.rl.sites import Site
 from burnish.text.codec import Codec
 from burnish.text.tokenizer import Tokenizer
 from burnish.train.optim import make_optimizer
@@ -53,14 +51,13 @@ class Critic:
         *,
         context: int,
         precision: Precision,
-        mesh: Mesh | None,
-        dispatch: contextlib.AbstractContextManager[Any],
+        site: Site,
     ) -> None:
-        self.config, self._mesh, self._dispatch = config, mesh, dispatch
+        self.config, self._site = config, site
         self._precision: Precision = precision
-        found = check_critic(config, actor.codec, context=context, mesh=mesh)
+        found = check_critic(config, actor.codec, context=context, mesh=site.mesh)
         self._folder, self.architecture = (None, actor.config) if found is None else found
-        self._values = in_turn(make_values(self.architecture, precision=precision), dispatch)
+        self._values = site.in_turn(make_values(self.architecture, precision=precision))
         self._state: TrainState | None = None
         self._steps: Steps[ValueMicroBatch] | None = None
 
@@ -68,13 +65,15 @@ class Critic:
         """Read the weights, start the optimizer, take the loss. actor: the actor's first weights, which aren't changed."""
         optimizer = make_optimizer(self.config.optimizer, total_updates=total_updates, key=OPTIMIZER)
         if self._folder is None:
-            params = with_zero_score(self.architecture, actor, mesh=self._mesh)
+            decoder = {name: leaf for name, leaf in actor.items() if name != "head"}
+            first = self._site.spread(decoder, scalar_head.spec(self.architecture)["decoder"])
+            params = scalar_head.with_zero_score(self.architecture, first, mesh=self._site.mesh)
         else:
-            _, params = weights.load_scalar(self._folder, mesh=self._mesh, zero_head=True)
+            _, params = weights.load_scalar(self._folder, mesh=self._site.mesh, zero_head=True)
         self._state = init_state(params, optimizer)
         remat = True if training.remat == "auto" else training.remat
         steps = make_value_steps(self.architecture, value_loss, aggregate, optimizer, precision=self._precision, remat=remat)
-        self._steps = steps.mapped(lambda program: in_turn(program, self._dispatch))
+        self._steps = steps.mapped(self._site.in_turn)
         self._limit = training.max_nonfinite_updates
 
     @property
@@ -94,13 +93,13 @@ class Critic:
     def values(self, batch: TokenBatch) -> tuple[Values, Values]:
         """Before and after each scored id, 0 at padding, under the critic's weights now."""
         with span("score", role="critic"):
-            return self._values(self.state.trainable, batch)
+            return self._site.back(self._values(self.state.trainable, self._site.take(batch)))
 
     def update(self, micro_batches: Iterable[ValueMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches. Returns its metrics, `critic/…`; raises NonFiniteError as the actor's."""
         state = self.state
         assert self._steps is not None, "made together with the state"
-        self._state, report = self._steps.update(state, None, micro_batches, count=count)
+        self._state, report = self._steps.update(state, None, map(self._site.take, micro_batches), count=count)
         with span("update", step=step, role="critic"):
             metrics = read_value_metrics(report)
         stop_if_nonfinite(self._state, report, limit=self._limit, step=step, optimizer=OPTIMIZER)
@@ -109,16 +108,6 @@ class Critic:
     def export(self, folder: Path, *, like: Path) -> None:
         """Write it as a sequence classifier, which `config.path` and transformers can read. like: whose tokenizer's ids it reads."""
         weights.save_scalar(folder, self.architecture, self.state.trainable, like=like)
-
-
-def in_turn(program: Callable[..., Any], dispatch: contextlib.AbstractContextManager[Any]) -> Callable[..., Any]:
-    """The program, started while no other thread starts one of those that share `dispatch`."""
-
-    def start(*args: Any) -> Any:
-        with dispatch:
-            return program(*args)
-
-    return start
 
 
 def check_critic(config: CriticConfig, codec: Codec, *, context: int, mesh: Mesh | None) -> tuple[Path, ModelConfig] | None:

@@ -65,7 +65,7 @@ class RewardModel:
     """Scores whole conversations.
 
     `score` may be called from any thread; one call runs at a time, so that memory holds one micro-batch. mesh: where the weights are, in
-    pieces; None is the default device. dispatch: held while a program of several devices is started and run, see `RLCluster`.
+    pieces; None is the default device. dispatch: held while a program of several devices is started and run, see `rl.sites`.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from pydantic import ValidationError
 
 from burnish.cli.build import build_learner
@@ -130,7 +131,7 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
             "trained": {name: leaf.shape for name, leaf in zip(leaf_names(trained), jax.tree.leaves(trained), strict=True)},
             "scale": cluster._scale,
             "precision": cluster.precision,
-            "mesh": None if cluster.mesh is None else dict(cluster.mesh.shape),
+            "meshes": {role: mesh_of(site.mesh) for role, site in cluster._sites.items()},
             "context": cluster.context,
             "engine": [jax.tree.map(jnp.shape, engine._cache), engine._prefill_rows, engine._decode_chunk, engine._max_kept],
             "reward model": None
@@ -155,6 +156,10 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
         return plain(seen)
     finally:
         learner.close()
+
+
+def mesh_of(mesh: Mesh | None) -> Any:
+    return None if mesh is None else [dict(mesh.shape), [device.id for device in mesh.devices.flat]]
 
 
 def observe_algorithm(config: AnyAlgorithmConfig, base: Path) -> dict[str, Any]:

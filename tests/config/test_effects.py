@@ -63,6 +63,9 @@ OTHER: dict[str, list[Any]] = {
     "agent.options": [{"system_prompt": "88"}],
     "rollout.sampling.stop_strings": [["7"]],
     "cluster.actor.axes": [{"data": 2}, {"fsdp": 2}, {"tp": 2}],
+    "cluster.actor.devices": [[3], 2],
+    **{f"cluster.{role}.axes": [{"fsdp": 2}] for role in ("rollout", "reference", "critic", "reward")},
+    **{f"cluster.{role}.devices": [[4, 6], "6-7", 2] for role in ("rollout", "reference", "critic", "reward")},
     "training.mini_batch_size": [2],
     "training.train_micro_batch_size": [2],
     "training.tokens_per_device": [64],
@@ -88,6 +91,7 @@ OTHER: dict[str, list[Any]] = {
     "training.head_chunk": [8],
     "training.max_nonfinite_updates": [1],
 }
+JUDGE = {"path": "judge"}
 BEST = {"metric": "reward/mean", "mode": "max"}
 WHERE: dict[str, dict[str, Any]] = {
     "model.lora.": {"model.lora": {"rank": 2}},
@@ -95,7 +99,13 @@ WHERE: dict[str, dict[str, Any]] = {
     "data.train.0.options": {"data.train.0.path": None, "data.train.0.recipe": "mine.py"},
     "data.eval.0.recipe": {"data.eval.0.path": None, "data.eval.0.recipe": "mine.py"},
     "data.eval.0.options": {"data.eval.0.path": None, "data.eval.0.recipe": "mine.py"},
-    "reward_model.": {"reward_model": {"path": "judge"}},
+    "reward_model.": {"reward_model": JUDGE},
+    "cluster.rollout.": {"cluster.rollout": {"devices": [4, 5]}},
+    "cluster.reference.": {"cluster.reference": {"devices": [4, 5]}},
+    "cluster.critic": {"algorithm.name": "ppo"},
+    "cluster.critic.": {"algorithm.name": "ppo", "cluster.critic": {"devices": [4, 5]}},
+    "cluster.reward": {"reward_model": JUDGE},
+    "cluster.reward.": {"reward_model": JUDGE, "cluster.reward": {"devices": [4, 5]}},
     "algorithm.critic.": {"algorithm.name": "ppo"},
     "algorithm.rejection.": {"algorithm.rejection": {}},
     "algorithm.advantage.": {"algorithm.advantage": {"fn": "./mine.py:advantage"}},

@@ -58,7 +58,7 @@ PLANTED = {
         "algorithm: {name: gspo, levle: token}",
         "algorithm.levle: there is no such key; did you mean `level`?",
     ),
-    "mesh that doesn't exist": ("cluster: {rollout: {axes: {data: 2}}}", "cluster.rollout: there is no such key; did you mean `rollout`?"),
+    "mesh that doesn't exist": ("cluster: {rolout: {axes: {data: 2}}}", "cluster.rolout: there is no such key; did you mean `rollout`?"),
     "axis without devices": ("cluster: {actor: {axes: {data: 0}}}", "cluster.actor.axes.data: must be greater than 0, got 0"),
     "interpolation to nowhere": ('run: {seed: "${run.sed}"}', "run.seed: ${run.sed} names no key"),
     "interpolation to itself": ('run: {seed: "${run.seed}"}', "run.seed: refers to itself: run.seed"),

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from burnish.config.algorithms import GRPOConfig
-from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RolloutConfig, RunSection, TrainingConfig
+from burnish.config.schema import ClusterConfig, LoraConfig, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.observe.metrics import Metric
 from burnish.rl.batch import TokenBatch
@@ -60,24 +60,26 @@ def make_learner(
     algorithm: dict[str, Any] | None = None,
     lora: LoraConfig | None = None,
     axes: dict[Any, int] | None = None,
+    cluster: dict[str, Any] | None = None,
     learning_rate: float = 1e-2,
     sinks: Sequence[Any] = (),
     seed: int = 3,
 ) -> GRPOLearner:
-    """Batches of 4 prompts × 4 samples of at most 4 ids."""
+    """Batches of 4 prompts × 4 samples of at most 4 ids. axes: the actor's, where that is all that is said of meshes; else `cluster`."""
     sizes = {"max_steps": 2, "batch_size": 4, "optimizer": {"learning_rate": learning_rate}, "head_chunk": 64, **(training or {})}
     limits = {"max_prompt_tokens": 12, "slots": 16, "prefill_rows": 4, "decode_chunk": 4, "max_kept": 8, **(rollout or {})}
-    cluster = RecordingCluster(
+    meshes = ClusterConfig.model_validate(cluster or {"actor": {"axes": axes}})
+    policy = RecordingCluster(
         model,
         lora=lora,
         precision="f32",
-        cluster=ClusterConfig(actor=MeshSpec(axes=axes or {"data": 1})),
+        cluster=meshes,
         rollout=RolloutConfig(sampling={"max_tokens": 4, **(sampling or {})}, **limits),
         training=TrainingConfig(**sizes),
         seed=seed,
     )
     return GRPOLearner(
-        cluster,
+        policy,
         GRPOConfig(**{"num_generations": 4, **(algorithm or {})}),
         reward_fns=[reward],
         train_ds=train_ds,

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from burnish.checkpoint import store
 from burnish.config.algorithms import CriticConfig, GRPOConfig
 from burnish.config.errors import UserError
 from burnish.config.optimizer import OptimizerConfig
-from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec, RolloutConfig, TrainingConfig
+from burnish.config.schema import ClusterConfig, LoraConfig, RolloutConfig, TrainingConfig
 from burnish.models import weights
 from burnish.models.families import UnsupportedModel
 from burnish.models.model import Model
@@ -51,12 +52,12 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_cluster(model: Model | Path, critic: CriticConfig | None, *, axes: dict[Any, int] | None = None, **options: Any) -> RLCluster:
+def make_cluster(model: Model | Path, critic: CriticConfig | None, *, meshes: dict[str, Any] | None = None, **options: Any) -> RLCluster:
     return RLCluster(
         model,
         precision="f32",
         critic=critic,
-        cluster=ClusterConfig(actor=MeshSpec(axes=axes or {"data": 1})),
+        cluster=ClusterConfig.model_validate(meshes or {}),
         rollout=RolloutConfig(max_prompt_tokens=8, slots=4, sampling={"max_tokens": 8}),
         training=TrainingConfig(max_nonfinite_updates=2),
         **options,
@@ -205,9 +206,25 @@ def test_too_many_nonfinite_updates_of_the_critic_name_its_own_key(model: Model)
 def test_a_critic_on_a_mesh_learns_as_on_one_device(model: Model, classifier: Path, path: bool) -> None:
     config = critic(classifier if path else None)
     alone = learn(prepared(model, config), 3)
-    cluster = prepared(model.folder, config, axes={"data": 2, "fsdp": 2})
+    cluster = prepared(model.folder, config, meshes={"actor": {"axes": {"data": 2, "fsdp": 2}}})
     assert cluster.critic_state.trainable["score"].sharding.spec == PartitionSpec(None, "fsdp")
-    spread = learn(cluster, 3)
+    assert_close(learn(cluster, 3), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [False, True], ids=["actor's weights", "folder"])
+def test_a_critic_on_devices_of_its_own_learns_as_on_the_actors(model: Model, classifier: Path, path: bool) -> None:
+    """Four devices don't divide the rows, so each has them all; the answers come back to the actor's device."""
+    config = critic(classifier if path else None)
+    meshes = {"actor": {"devices": [1]}, "critic": {"devices": "4-7", "axes": {"fsdp": 4}}}
+    cluster = prepared(model.folder, config, meshes=meshes)
+    assert {leaf.devices() == {*jax.devices()[4:]} for leaf in jax.tree.leaves(cluster.critic_state.trainable)} == {True}
+    assert cluster.critic_state.trainable["decoder"]["layers"]["q"].sharding.spec == PartitionSpec(None, "fsdp", None)
+    assert all(values.devices() == {jax.devices()[1]} for values in cluster.get_values(batch_for(cluster)))
+    assert_close(learn(cluster, 3), learn(prepared(model, config), 3))
+
+
+def assert_close(spread: list[dict[str, float]], alone: list[dict[str, float]]) -> None:
     for one, many in zip(alone, spread, strict=True):
         assert one.keys() == many.keys()
         for name, value in one.items():

@@ -5,16 +5,20 @@ run along the last axis: 2.6 times faster on a CPU than with both as [S, K, C, h
 longest sequence, in powers of two: attention reads all of it, and each size is a compiled program. Who sits in which slot is the
 scheduler's business.
 
+On a mesh, slots are spread over `data` and `fsdp` as the rows of a batch are, and heads over `tp` (`Spread`).
+
 Axes: S slots, R prefilled rows, C capacity, P padded prompt length, H/K query/key heads, h head_dim.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
 from burnish.models.config import ModelConfig
@@ -33,22 +37,47 @@ class LayerCache(NamedTuple):
 Cache = tuple[LayerCache, ...]
 
 
+class Spread(NamedTuple):
+    """Where the engine's arrays lie on a mesh. slots: those that have one entry a slot, on their first axis; cache: keys and values."""
+
+    slots: NamedSharding
+    cache: NamedSharding
+
+    @classmethod
+    def over(cls, mesh: Mesh, *, slots: int) -> Spread:
+        """Slots over `data` and `fsdp` where these divide them, else all of them everywhere; heads over `tp`."""
+        rows = tuple(axis for axis in ("data", "fsdp") if axis in mesh.shape)
+        spread = rows if slots % math.prod(mesh.shape[axis] for axis in rows) == 0 else ()
+        heads = "tp" if "tp" in mesh.shape else None
+        return cls(NamedSharding(mesh, PartitionSpec(spread)), NamedSharding(mesh, PartitionSpec(spread, heads)))
+
+
+def kept(cache: LayerCache, spread: Spread | None) -> LayerCache:
+    """Inside a program: the cache where it was, so that a donated one is written in place."""
+    if spread is None:
+        return cache
+    return LayerCache(*(jax.lax.with_sharding_constraint(array, spread.cache) for array in cache))
+
+
 def capacity_for(length: int) -> int:
     """64, 128, 256, …: the smallest that holds `length` positions."""
     return max(_BLOCK, 1 << (length - 1).bit_length())
 
 
-def allocate(config: ModelConfig, *, slots: int, capacity: int, precision: Precision) -> Cache:
+def allocate(config: ModelConfig, *, slots: int, capacity: int, precision: Precision, place: Sharding) -> Cache:
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     heads, head_dim = config.num_kv_heads, config.head_dim
     return tuple(
-        LayerCache(jnp.zeros((slots, heads, head_dim, capacity), dtype), jnp.zeros((slots, heads, capacity, head_dim), dtype))
+        LayerCache(
+            jnp.zeros((slots, heads, head_dim, capacity), dtype, device=place),
+            jnp.zeros((slots, heads, capacity, head_dim), dtype, device=place),
+        )
         for _ in range(config.num_layers)
     )
 
 
-@partial(jax.jit, static_argnames="capacity")
-def resize(cache: Cache, *, capacity: int) -> Cache:
+@partial(jax.jit, static_argnames=("capacity", "spread"))
+def resize(cache: Cache, *, capacity: int, spread: Spread | None = None) -> Cache:
     """The same cache with room for more positions, or without its last ones."""
 
     def one(array: Array, axis: int) -> Array:
@@ -56,7 +85,7 @@ def resize(cache: Cache, *, capacity: int) -> Cache:
         pads = [(0, capacity - kept.shape[axis] if i == axis else 0) for i in range(array.ndim)]
         return jnp.pad(kept, pads)
 
-    return tuple(LayerCache(one(layer.keys, 3), one(layer.values, 2)) for layer in cache)
+    return tuple(kept(LayerCache(one(layer.keys, 3), one(layer.values, 2)), spread) for layer in cache)
 
 
 def insert(cache: LayerCache, k: Float[Array, "R P K h"], v: Float[Array, "R P K h"], source: Int[Array, " S"]) -> LayerCache:

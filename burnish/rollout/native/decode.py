@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from burnish.models.attention import Visibility, attention
 from burnish.models.config import ModelConfig
 from burnish.models.transformer import Precision, block, rms_norm, rope_angles, vocab_logits
-from burnish.rollout.native.cache import Cache, LayerCache, append, attend, insert
+from burnish.rollout.native.cache import Cache, LayerCache, Spread, append, attend, insert, kept
 from burnish.rollout.native.layout import Weights
 from burnish.rollout.native.sample import Rules, Sampled, sample, uniforms
 
@@ -41,7 +41,7 @@ class Slots(NamedTuple):
     rules: Rules
 
 
-@partial(jax.jit, static_argnames=("config", "max_kept", "precision"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("config", "max_kept", "precision", "spread"), donate_argnames="cache")
 def prefill(
     weights: Weights,
     cache: Cache,
@@ -53,6 +53,7 @@ def prefill(
     config: ModelConfig,
     max_kept: int,
     precision: Precision,
+    spread: Spread | None = None,
 ) -> tuple[Cache, Sampled]:
     """Run prompts once each, give every slot the row that `source` names (-1: none) and sample its first token."""
     columns = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
@@ -63,16 +64,16 @@ def prefill(
     for layer, held in zip(weights.layers, cache, strict=True):
 
         def mix(q: Array, k: Array, v: Array, held: LayerCache = held) -> tuple[Array, LayerCache]:
-            return attention(q, k, v, visibility, precision=precision), insert(held, k, v, source)
+            return attention(q, k, v, visibility, precision=precision), kept(insert(held, k, v, source), spread)
 
-        x, kept = block(config, layer, x, angles, mix, precision=precision)
-        filled.append(kept)
+        x, written = block(config, layer, x, angles, mix, precision=precision)
+        filled.append(written)
     last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
     logits = jnp.take(_logits(config, weights, last), jnp.maximum(source, 0), axis=0)
-    return tuple(filled), sample(logits, slots.rules, uniforms(slots.keys, slots.indices), max_kept=max_kept)
+    return tuple(filled), sample(_whole(logits, spread), slots.rules, uniforms(slots.keys, slots.indices), max_kept=max_kept)
 
 
-@partial(jax.jit, static_argnames=("config", "num_tokens", "max_kept", "precision"), donate_argnames="cache")
+@partial(jax.jit, static_argnames=("config", "num_tokens", "max_kept", "precision", "spread"), donate_argnames="cache")
 def decode(
     weights: Weights,
     cache: Cache,
@@ -82,6 +83,7 @@ def decode(
     num_tokens: int,
     max_kept: int,
     precision: Precision,
+    spread: Spread | None = None,
 ) -> tuple[Cache, Sampled]:
     """Up to `num_tokens` more tokens of every active slot, fewer when all are done. Places [N, S] that weren't sampled hold id -1."""
     size = slots.tokens.shape[0]
@@ -95,8 +97,8 @@ def decode(
 
     def step(carry: tuple[Array, Cache, Slots, Sampled]) -> tuple[Array, Cache, Slots, Sampled]:
         index, cache, slots, out = carry
-        cache, hidden = _advance(config, weights, cache, slots, precision)
-        logits = _logits(config, weights, hidden)
+        cache, hidden = _advance(config, weights, cache, slots, precision, spread)
+        logits = _whole(_logits(config, weights, hidden), spread)
         new = sample(logits, slots.rules, uniforms(slots.keys, slots.indices), max_kept=max_kept)
         ids = jnp.where(slots.active, new.ids, -1)
         out = Sampled(out.ids.at[index].set(ids), out.logps.at[index].set(new.logps), out.kept_ids.at[index].set(new.kept_ids))
@@ -106,7 +108,9 @@ def decode(
     return cache, out
 
 
-def _advance(config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, precision: Precision) -> tuple[Cache, Float[Array, "S D"]]:
+def _advance(
+    config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, precision: Precision, spread: Spread | None
+) -> tuple[Cache, Float[Array, "S D"]]:
     """Put each slot's last token through the layers; its keys and values enter the cache."""
     angles = rope_angles(config, slots.positions)
     x = jnp.take(weights.embed, slots.tokens, axis=0).astype(jnp.float32)
@@ -114,16 +118,21 @@ def _advance(config: ModelConfig, weights: Weights, cache: Cache, slots: Slots, 
     for layer, held in zip(weights.layers, cache, strict=True):
 
         def mix(q: Array, k: Array, v: Array, held: LayerCache = held) -> tuple[Array, LayerCache]:
-            held = append(held, k, v, slots.positions)
+            held = kept(append(held, k, v, slots.positions), spread)
             return attend(q, held, slots.positions), held
 
-        x, kept = block(config, layer, x, angles, mix, precision=precision)
-        grown.append(kept)
+        x, written = block(config, layer, x, angles, mix, precision=precision)
+        grown.append(written)
     return tuple(grown), x
 
 
 def _logits(config: ModelConfig, weights: Weights, hidden: Float[Array, "n D"]) -> Float[Array, "n V"]:
     return vocab_logits(rms_norm(hidden, weights.final_norm, config.norm_eps), weights.head)
+
+
+def _whole(logits: Float[Array, "S V"], spread: Spread | None) -> Float[Array, "S V"]:
+    """Each slot's vocabulary on one device: drawing sums over it, in an order that the number of devices mustn't change."""
+    return logits if spread is None else jax.lax.with_sharding_constraint(logits, spread.slots)
 
 
 def _next(slots: Slots, ids: Int[Array, " S"]) -> Slots:

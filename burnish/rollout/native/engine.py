@@ -1,4 +1,4 @@
-"""The engine that is part of burnish: continuous batching over fixed slots, on the devices at hand.
+"""The engine that is part of burnish: continuous batching over fixed slots, on one device or a mesh.
 
 Owns the worker thread and the asynchronous protocol of `rollout.engine`. One thread owns cache, weights and scheduler; coroutines reach it
 through a mailbox, which it empties between two compiled programs. Learners, evaluation and `burnish chat` call this.
@@ -7,6 +7,7 @@ through a mailbox, which it empties between two compiled programs. Learners, eva
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import Future
 from functools import partial
@@ -14,21 +15,24 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from burnish import faults
 from burnish.models.config import ModelConfig
+from burnish.models.sharding import check_mesh
 from burnish.models.transformer import Adapter, Params, Precision
 from burnish.observe.trace import span
 from burnish.rollout.draft import DecodeText
 from burnish.rollout.engine import EngineClosed, EngineStats
-from burnish.rollout.native.cache import allocate, capacity_for, resize
+from burnish.rollout.native.cache import Spread, allocate, capacity_for, resize
 from burnish.rollout.native.decode import Slots, decode, prefill
 from burnish.rollout.native.host_state import prompt_rows, slot_state
 from burnish.rollout.native.layout import Layout
 from burnish.rollout.native.mailbox import Mailbox, settle
 from burnish.rollout.native.scheduler import Job, Prefill, Scheduler
 from burnish.types import Completion, Request, StopReason
+
+_ALONE = contextlib.nullcontext()
 
 
 class _Update:
@@ -46,7 +50,9 @@ class NativeEngine:
     params, adapter: the first weights. They are copied, but for the base matrices under an adapter (see `layout.Layout`).
     decode_text: ids → text, for stop strings; called on the worker thread. context: the most tokens of prompt and completion together.
     slots: sequences that decode together. prefill_rows: prompts in one prefill. decode_chunk: tokens between two looks at the queue.
-    max_kept: the largest kept set of a truncated distribution. mesh: weights and cache are replicated on it; None: the first device.
+    max_kept: the largest kept set of a truncated distribution. mesh: weights are cut as a trainer's are (`models.sharding`), slots and
+    heads spread (`cache.Spread`); None: the first device. dispatch: held while a program is started, where other threads start programs on
+    the same devices: all devices must see them in one order.
 
     Between `begin_update` and its commit or abort new requests wait; running ones finish on the weights they began with.
     """
@@ -66,12 +72,18 @@ class NativeEngine:
         precision: Precision = "f32",
         version: int = 0,
         mesh: Mesh | None = None,
+        dispatch: contextlib.AbstractContextManager[Any] = _ALONE,
     ) -> None:
         if not 2 <= context <= config.max_positions:
             raise ValueError(f"context must be between 2 and the model's {config.max_positions} positions, got {context}")
-        place = NamedSharding(mesh, PartitionSpec()) if mesh is not None else SingleDeviceSharding(jax.local_devices()[0])
-        self._layout = Layout.build(config, params, adapter, precision=precision, place=place)
-        self._cache = jax.device_put(allocate(config, slots=slots, capacity=capacity_for(1), precision=precision), place)
+        if mesh is not None:
+            check_mesh(config, mesh)
+        self._spread = None if mesh is None else Spread.over(mesh, slots=slots)
+        self._dispatch = dispatch
+        with dispatch:
+            self._layout = Layout.build(config, params, adapter, precision=precision, mesh=mesh)
+        place = SingleDeviceSharding(jax.local_devices()[0]) if self._spread is None else self._spread.cache
+        self._cache = allocate(config, slots=slots, capacity=capacity_for(1), precision=precision, place=place)
         self._scheduler = Scheduler(slots=slots, prefill_rows=prefill_rows, context=context)
         self._config, self._mesh, self._version, self._decode_text = config, mesh, version, decode_text
         self._context, self._prefill_rows, self._decode_chunk, self._max_kept = context, prefill_rows, decode_chunk, max_kept
@@ -203,7 +215,9 @@ class NativeEngine:
         self._update = None
         try:
             faults.point("engine.commit", version=update.version)
-            self._layout = jax.block_until_ready(self._layout.updated(update.leaves))
+            with self._dispatch:
+                layout = self._layout.updated(update.leaves)
+            self._layout = jax.block_until_ready(layout)
         except Exception as error:
             settle(update.commit, error)
             return
@@ -225,22 +239,24 @@ class NativeEngine:
         capacity = capacity_for(self._scheduler.reach(self._decode_chunk))
         current = self._cache[0].keys.shape[-1]
         if capacity > current or (shrink and capacity < current):
-            self._cache = resize(self._cache, capacity=capacity)
+            with self._dispatch:
+                self._cache = resize(self._cache, capacity=capacity, spread=self._spread)
 
     def _prefill(self, plan: Prefill) -> None:
         jobs = [(slot, self._scheduler.seated(slot)) for targets in plan.targets for slot in targets]
         rows = prompt_rows(plan, num_rows=self._prefill_rows, num_slots=len(self._scheduler.slots))
         with span("engine.prefill", length=plan.length, prompts=len(plan.prompts), requests=len(jobs), version=self._version):
-            self._cache, sampled = prefill(self._layout.weights, self._cache, *rows, self._slots(), **self._options(jobs))
+            with self._dispatch:
+                self._cache, sampled = prefill(self._layout.weights, self._cache, *rows, self._slots(), **self._options(jobs))
             ids, logps, kept_ids = map(np.asarray, sampled)
         self._collect(jobs, ids[None], logps[None], kept_ids[None])
 
     def _decode(self) -> None:
         jobs = self._scheduler.running
         with span("engine.decode", running=len(jobs), waiting=len(self._scheduler.waiting), version=self._version):
-            self._cache, sampled = decode(
-                self._layout.weights, self._cache, self._slots(), num_tokens=self._decode_chunk, **self._options(jobs)
-            )
+            options = self._options(jobs) | {"num_tokens": self._decode_chunk}
+            with self._dispatch:
+                self._cache, sampled = decode(self._layout.weights, self._cache, self._slots(), **options)
             ids, logps, kept_ids = map(np.asarray, sampled)
         self._collect(jobs, ids, logps, kept_ids)
 
@@ -248,12 +264,17 @@ class NativeEngine:
         """The device's view of every slot. The room for stop ids only grows, so that few programs compile."""
         state = slot_state(self._scheduler.slots, min_stop_ids=self._stop_width)
         self._stop_width = state.stop_ids.shape[1]
-        return state
+        return state if self._spread is None else jax.device_put(state, self._spread.slots)
 
     def _options(self, jobs: list[tuple[int, Job]]) -> dict[str, Any]:
         """What both programs are compiled for; the one for truncated distributions only where some job needs it."""
         truncates = any(job.draft.request.params.truncates for _, job in jobs)
-        return {"config": self._config, "max_kept": self._max_kept if truncates else 0, "precision": self._layout.precision}
+        return {
+            "config": self._config,
+            "max_kept": self._max_kept if truncates else 0,
+            "precision": self._layout.precision,
+            "spread": self._spread,
+        }
 
     def _collect(self, jobs: list[tuple[int, Job]], ids: np.ndarray, logps: np.ndarray, kept_ids: np.ndarray) -> None:
         """Hand each job its column of [N, S] results; ids are -1 where nothing was sampled."""

@@ -3,6 +3,9 @@
 Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices in the dtype they are multiplied in.
 Updates make a new `Layout` beside the old one, so whoever holds either has it whole. When updates happen is `engine.py`'s business.
 
+On a mesh every leaf is cut by the rule that cuts the trainer's (`models.sharding`), and what comes in is moved block by block
+(`sync.reshard`).
+
 Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head", "layers.q", "adapter.q.a", "adapter.q.b".
 """
 
@@ -15,11 +18,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float
 
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision, spec
+from burnish.models.lora import adapter_spec
+from burnish.models.sharding import shardings
+from burnish.models.transformer import Adapter, Params, ParamSpec, Precision, spec
+from burnish.sync.reshard import placed, reshard
 
 
 class Weights(NamedTuple):
@@ -35,27 +41,33 @@ class Weights(NamedTuple):
 class Layout:
     """`weights`, and what it takes to rebuild a part of them.
 
-    stacked: of the matrices that an adapter changes, the base; and the adapter's leaves. What is pushed is copied, so a trainer may donate
+    places: where each leaf goes, layers stacked. stacked: of the matrices that an adapter changes, the base; and the adapter's leaves. What
+    is pushed is copied, so a trainer may donate
     its arrays; so are the first parameters, unless there is an adapter: whoever trains an adapter leaves the base alone.
     """
 
     config: ModelConfig
     precision: Precision
-    place: Sharding
+    places: Mapping[str, Sharding]
     scale: float
     stacked: Mapping[str, Array]
     weights: Weights
 
     @classmethod
-    def build(cls, config: ModelConfig, params: Params, adapter: Adapter | None, *, precision: Precision, place: Sharding) -> Layout:
+    def build(
+        cls, config: ModelConfig, params: Params, adapter: Adapter | None, *, precision: Precision, mesh: Mesh | None = None
+    ) -> Layout:
+        """mesh: where; None is the first device."""
         pairs, scale = ({}, 0.0) if adapter is None else adapter
-        stacked = {f"layers.{name}": jax.device_put(params["layers"][name], place) for name in pairs}
-        stacked |= {f"adapter.{name}.{half}": _owned(pairs[name][half], place) for name in pairs for half in ("a", "b")}
+        places = _places(config, pairs, mesh)
+        stacked = {f"layers.{name}": placed(params["layers"][name], places[f"layers.{name}"]) for name in pairs}
+        halves = {f"adapter.{name}.{half}": pairs[name][half] for name in pairs for half in ("a", "b")}
+        stacked |= {name: _owned(value, places[name]) for name, value in halves.items()}
         nothing = jnp.zeros(0)
         empty = Weights(nothing, tuple({} for _ in range(config.num_layers)), nothing, nothing)
-        layout = cls(config, precision, place, scale, stacked, empty)
+        layout = cls(config, precision, places, scale, stacked, empty)
         own = _owned if adapter is None else _shared
-        leaves = {name: own(value, place) for name, value in params.items() if name != "layers"}
+        leaves = {name: own(value, places[name]) for name, value in params.items() if name != "layers"}
         leaves["head"] = leaves["embed"] if config.tied_head else leaves["head"]
         leaves |= {f"layers.{name}": value for name, value in params["layers"].items() if f"layers.{name}" not in stacked}
         return layout._with(stacked, leaves, merged={name: stacked[f"layers.{name}"] for name in pairs})
@@ -78,7 +90,7 @@ class Layout:
     def updated(self, leaves: Mapping[str, Any]) -> Layout:
         """A layout with these (checked) leaves in place of the old ones."""
         whole = [name for name in leaves if name in self.stacked or not name.startswith("layers.")]
-        leaves = {**leaves, **{name: _owned(leaves[name], self.place) for name in whole}}  # unstacking copies the others
+        leaves = {**leaves, **{name: _owned(leaves[name], self.places[name]) for name in whole}}  # unstacking copies the others
         stacked = {name: leaves.get(name, value) for name, value in self.stacked.items()}
         adapted = {name.split(".")[1] for name in stacked if name in leaves}
         plain = {name: value for name, value in leaves.items() if name not in stacked}
@@ -94,35 +106,67 @@ class Layout:
         if "head" in leaves:
             top["head"] = leaves["head"].astype(dtype)
         changed = {
-            name.removeprefix("layers."): _unstack(jax.device_put(value, self.place), dtype if value.ndim == 3 else jnp.dtype(jnp.float32))
+            name.removeprefix("layers."): _unstack(
+                _here(value, self.places[name]), dtype if value.ndim == 3 else jnp.dtype(jnp.float32), _of_layer(self.places[name])
+            )
             for name, value in leaves.items()
             if name.startswith("layers.")
         }
         for name, base in merged.items():
             a, b = stacked[f"adapter.{name}.a"], stacked[f"adapter.{name}.b"]
-            changed[name] = _merge(base, a, b, scale=self.scale, dtype=dtype)
+            changed[name] = _merge(base, a, b, scale=self.scale, dtype=dtype, place=_of_layer(self.places[f"layers.{name}"]))
         layers = tuple(layer | {name: parts[i] for name, parts in changed.items()} for i, layer in enumerate(old.layers))
         return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
 
 
+def _places(config: ModelConfig, pairs: Params, mesh: Mesh | None) -> dict[str, Sharding]:
+    """Of every leaf, where it goes."""
+    tree = spec(config)
+    if pairs:
+        tree["adapter"] = adapter_spec(config, rank=next(iter(pairs.values()))["a"].shape[-1], targets=tuple(pairs))
+    alone = SingleDeviceSharding(jax.local_devices()[0])
+    where = shardings(tree, mesh) if mesh is not None else jax.tree.map(lambda _: alone, tree, is_leaf=lambda x: isinstance(x, ParamSpec))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): place for path, place in jax.tree.leaves_with_path(where)}
+
+
+def _of_layer(stacked: Sharding) -> NamedSharding | None:
+    """Where a layer's part of a stacked leaf goes; None on one device."""
+    return NamedSharding(stacked.mesh, PartitionSpec(*stacked.spec[1:])) if isinstance(stacked, NamedSharding) else None
+
+
+def _here(array: Any, place: Sharding) -> Array:
+    """The caller's buffers themselves when they are where the engine computes."""
+    return placed(jnp.asarray(array), place)
+
+
 def _shared(array: Any, place: Sharding) -> Array:
-    """float32 where the engine computes: the caller's buffer itself when it is there already."""
-    return jax.device_put(array, place).astype(jnp.float32)
+    """float32 where the engine computes; the caller's own if it is just that."""
+    return _here(array, place).astype(jnp.float32)
 
 
 def _owned(array: Any, place: Sharding) -> Array:
-    """A copy, even of what is there already."""
-    return jnp.array(_shared(array, place), copy=True)
+    """A float32 copy, even of what is there already."""
+    return reshard(array, place).astype(jnp.float32)
 
 
-@partial(jax.jit, static_argnames="dtype")
-def _unstack(stacked: Float[Array, "L ..."], dtype: jnp.dtype) -> tuple[Array, ...]:
-    return tuple(stacked.astype(dtype))
+@partial(jax.jit, static_argnames=("dtype", "place"))
+def _unstack(stacked: Float[Array, "L ..."], dtype: jnp.dtype, place: NamedSharding | None) -> tuple[Array, ...]:
+    return _apart(stacked.astype(dtype), place)
 
 
-@partial(jax.jit, static_argnames=("scale", "dtype"))
+@partial(jax.jit, static_argnames=("scale", "dtype", "place"))
 def _merge(
-    base: Float[Array, "L i o"], a: Float[Array, "L i r"], b: Float[Array, "L r o"], *, scale: float, dtype: jnp.dtype
+    base: Float[Array, "L i o"],
+    a: Float[Array, "L i r"],
+    b: Float[Array, "L r o"],
+    *,
+    scale: float,
+    dtype: jnp.dtype,
+    place: NamedSharding | None,
 ) -> tuple[Array, ...]:
     update = jnp.einsum("lir,lro->lio", a, b, preferred_element_type=jnp.float32)
-    return tuple((base.astype(jnp.float32) + scale * update).astype(dtype))
+    return _apart((base.astype(jnp.float32) + scale * update).astype(dtype), place)
+
+
+def _apart(stacked: Float[Array, "L ..."], place: NamedSharding | None) -> tuple[Array, ...]:
+    return tuple(stacked) if place is None else tuple(jax.lax.with_sharding_constraint(layer, place) for layer in stacked)

@@ -1,0 +1,333 @@
+"""Which role lives on which devices, what it shares with the actor or copies, why, and the bytes of its weights.
+
+Owns one pure function of a configuration and of models' shapes: nothing is loaded and no device is asked, so it can be told before a run
+what the run will do. The cluster follows it (`rl.cluster`), making jax meshes of its places. What each rule is for: docs/placement.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from burnish.config.errors import UserError
+from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec
+from burnish.models import scalar_head, transformer
+from burnish.models.config import ModelConfig, Precision
+from burnish.models.lora import adapter_spec
+from burnish.models.sharding import RULES
+from burnish.models.transformer import Params, ParamSpec
+
+
+class Role(enum.StrEnum):
+    """Who a model is in a run."""
+
+    ACTOR = "actor"
+    ROLLOUT = "rollout"
+    REFERENCE = "reference"
+    CRITIC = "critic"
+    REWARD = "reward"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Devices, as indices among the process's own, and the axes they are arranged in, outermost first; axes of size 1 are left out."""
+
+    devices: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def size(self, axis: str | None) -> int:
+        """Into how many pieces a mesh axis cuts; 1 for one that isn't there."""
+        return dict(self.axes).get(axis or "", 1)
+
+    @property
+    def rows(self) -> int:
+        """Over how many groups of devices the rows of a batch are spread."""
+        return self.size("data") * self.size("fsdp")
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{name} {size}" for name, size in self.axes)
+        return f"{_ranges(self.devices)} ({axes})" if axes else _ranges(self.devices)
+
+
+Holding = Literal["own", "shared", "copy", "resharded", "elsewhere"]
+"""Weights of its own; the actor's very arrays; a copy cut as the actor's; a copy on the same devices cut in another way; a copy on other
+devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlacement:
+    """One role. bytes_per_device: of its weights alone, beside what it shares; without gradients, optimizer, cache and activations."""
+
+    role: Role
+    place: Place
+    holding: Holding
+    why: str
+    bytes_per_device: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.bytes_per_device * len(self.place.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """All roles of a run."""
+
+    roles: Mapping[Role, RolePlacement]
+
+    def __getitem__(self, role: Role) -> RolePlacement:
+        return self.roles[role]
+
+    def __contains__(self, role: Role) -> bool:
+        return role in self.roles
+
+    def table(self) -> str:
+        """A line for each role: its devices, what it holds, bytes a device, and why."""
+        lines = [("role", "devices", "holds", "bytes/device", "why")]
+        lines += [(str(p.role), str(p.place), p.holding, f"{p.bytes_per_device:,}", p.why) for p in self.roles.values()]
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        return "\n".join(" ".join([*(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)), line[4]]) for line in lines)
+
+
+def placement(
+    config: ClusterConfig,
+    *,
+    num_devices: int,
+    model: ModelConfig,
+    lora: LoraConfig | None = None,
+    precision: Precision = "f32",
+    needs_reference: bool = False,
+    critic: ModelConfig | None = None,
+    reward: ModelConfig | None = None,
+    reward_weight_bytes: int = 4,
+) -> Placement:
+    """Where everything goes.
+
+    num_devices: this process's. model: the actor's architecture; critic, reward: the others', None where there is none.
+    reward_weight_bytes: of one weight of the reward model, which stays as it is stored.
+    Raises UserError for more devices than there are, for roles that overlap in part, and for a mesh of a role that isn't there.
+    """
+    present = {Role.REFERENCE: needs_reference, Role.CRITIC: critic is not None, Role.REWARD: reward is not None}
+    for role, reason in _ABSENT.items():
+        if not present[role] and _spec(config, role) is not None:
+            raise UserError(f"cluster.{role} gives devices to a role that this run doesn't have: {reason}, or leave cluster.{role} out")
+    places = _places(config, num_devices, model, [role for role in Role if present.get(role, True)])
+    actor = places[Role.ACTOR]
+    found = {
+        Role.ACTOR: RolePlacement(Role.ACTOR, actor, "own", _actor_reason(lora), _actor_bytes(model, lora, actor)),
+        Role.ROLLOUT: _rollout(config, model, lora, precision, actor, places[Role.ROLLOUT]),
+    }
+    if needs_reference:
+        found[Role.REFERENCE] = _reference(model, lora, actor, places[Role.REFERENCE])
+    for role, architecture, width in ((Role.CRITIC, critic, 4), (Role.REWARD, reward, reward_weight_bytes)):
+        if architecture is not None:
+            size = _bytes(scalar_head.spec(architecture), places[role], width)
+            found[role] = RolePlacement(role, places[role], "own", _OWN[role], size)
+    return Placement(found)
+
+
+_ABSENT = {
+    Role.REFERENCE: "its algorithm compares with none: set algorithm.beta",
+    Role.CRITIC: "only PPO has a critic: set algorithm.name to ppo",
+    Role.REWARD: "there is no reward_model: give it a path",
+}
+_OWN = {
+    Role.CRITIC: "every weight is trained, float32 masters",
+    Role.REWARD: "another model; its weights stay as they are stored",
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------------- devices
+
+
+def _spec(config: ClusterConfig, role: Role) -> MeshSpec | None:
+    match role:
+        case Role.ACTOR:
+            return config.actor
+        case Role.ROLLOUT:
+            return config.rollout
+        case Role.REFERENCE:
+            return config.reference
+        case Role.CRITIC:
+            return config.critic
+        case Role.REWARD:
+            return config.reward
+
+
+def actor_place(config: ClusterConfig, *, num_devices: int) -> Place:
+    """Where the actor goes: known before its architecture is."""
+    devices = _devices(config, num_devices)[Role.ACTOR]
+    return Place(devices, _axes(Role.ACTOR, config.actor, len(devices), None))
+
+
+def _devices(config: ClusterConfig, num_devices: int) -> dict[Role, tuple[int, ...]]:
+    """Of the roles that ask for devices: named ones first, then counts in the order of the roles from what is free."""
+    specs = {role: spec for role in Role if (spec := _spec(config, role)) is not None}
+    devices: dict[Role, tuple[int, ...]] = {}
+    for role, spec in specs.items():
+        if (indices := spec.indices) is not None:
+            if max(indices) >= num_devices:
+                raise UserError(f"cluster.{role}.devices {spec.devices} goes to device {max(indices)}, {_found(num_devices)}")
+            devices[role] = indices
+    for role, spec in specs.items():
+        if role not in devices and (count := spec.count) is not None:
+            devices[role] = _free(role, spec, count, devices, num_devices)
+    return devices
+
+
+def _places(config: ClusterConfig, num_devices: int, model: ModelConfig, roles: Sequence[Role]) -> dict[Role, Place]:
+    """Who asks for devices gets them; then who follows another role."""
+    devices = _devices(config, num_devices)
+
+    def place(role: Role) -> Place:
+        spec = _spec(config, role)
+        if spec is None and role is Role.ROLLOUT and place(Role.ACTOR).size("fsdp") > 1:
+            spec = MeshSpec(same_devices_as="actor")
+        if spec is None:
+            return place(Role.ACTOR)
+        if spec.same_as is not None:
+            return place(Role(spec.same_as))
+        where = devices[role] if spec.same_devices_as is None else place(Role(spec.same_devices_as)).devices
+        return Place(where, _axes(role, spec, len(where), model))
+
+    found = {role: place(role) for role in roles}
+    _refuse_partial_overlap(found)
+    return found
+
+
+def _found(num_devices: int) -> str:
+    return f"this process has {num_devices} device{'s' * (num_devices != 1)} (0 to {num_devices - 1})"
+
+
+def _free(role: Role, spec: MeshSpec, count: int, taken: Mapping[Role, tuple[int, ...]], num_devices: int) -> tuple[int, ...]:
+    asked = f"cluster.{role}.axes {spec.axes}" if spec.devices is None else f"cluster.{role}.devices {spec.devices}"
+    if count > num_devices:
+        raise UserError(f"{asked} needs {count} devices, {_found(num_devices)}: ask for fewer")
+    free = [index for index in range(num_devices) if all(index not in others for others in taken.values())]
+    if count > len(free):
+        held = ", ".join(f"{other} {_ranges(indices)}" for other, indices in taken.items())
+        raise UserError(
+            f"{asked} needs {count} devices of its own, {_found(num_devices)} and {len(free)} are free (taken: {held}): ask for fewer, "
+            "or use another role's with same_devices_as"
+        )
+    return tuple(free[:count])
+
+
+def _axes(role: Role, spec: MeshSpec, count: int, model: ModelConfig | None) -> tuple[tuple[str, int], ...]:
+    if spec.axes is not None:
+        if (needed := math.prod(spec.axes.values())) != count:
+            raise UserError(f"cluster.{role}.axes {spec.axes} are {needed} devices, {spec.same_devices_as} has {count}: make them agree")
+        axes = [(str(name), size) for name, size in spec.axes.items()]
+    elif role is Role.ROLLOUT and model is not None:
+        # Pieces of every product rather than whole copies: each device reads fewer weights for a token.
+        tp = math.gcd(count, model.num_heads, model.num_kv_heads, model.vocab_size, model.mlp_width)
+        axes = [("data", count // tp), ("tp", tp)]
+    else:
+        axes = [("data", count)]
+    return tuple((name, size) for name, size in axes if size > 1)
+
+
+def _refuse_partial_overlap(places: Mapping[Role, Place]) -> None:
+    """Roles on some of another's devices would wait for each other without a gain, and no order of programs would be safe."""
+    found = list(places.items())
+    for index, (role, place) in enumerate(found):
+        for other, its in found[:index]:
+            common = {*place.devices} & {*its.devices}
+            if common and {*place.devices} != {*its.devices}:
+                raise UserError(
+                    f"cluster.{role} is on devices {_ranges(place.devices)} and cluster.{other} on {_ranges(its.devices)}: they share "
+                    f"{_ranges(sorted(common))} but not all. Give them the same devices (same_as, same_devices_as), or none in common"
+                )
+
+
+def _ranges(devices: Iterable[int]) -> str:
+    """0-3 or 0,2,5: runs of three or more as ranges."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+
+
+# ------------------------------------------------------------------------------------------------------- what is held, and its bytes
+
+
+def _actor_reason(lora: LoraConfig | None) -> str:
+    return "every weight is trained, float32 masters" if lora is None else f"the frozen base and an adapter of rank {lora.rank}, float32"
+
+
+def _actor_bytes(model: ModelConfig, lora: LoraConfig | None, place: Place) -> int:
+    adapter = 0 if lora is None else _bytes(adapter_spec(model, rank=lora.rank, targets=lora.targets), place, 4)
+    return _bytes(transformer.spec(model), place, 4) + adapter
+
+
+def _held(actor: Place, place: Place) -> Holding:
+    if place == actor:
+        return "copy"
+    return "resharded" if {*place.devices} == {*actor.devices} else "elsewhere"
+
+
+def _reference(model: ModelConfig, lora: LoraConfig | None, actor: Place, place: Place) -> RolePlacement:
+    if lora is not None and place == actor:
+        return RolePlacement(Role.REFERENCE, place, "shared", "the base without its adapter: no memory", 0)
+    which = "the first weights" if lora is None else "the base without its adapter"
+    why = {
+        "copy": f"{which}, kept beside the trained ones on the actor's mesh",
+        "resharded": f"{which}, on the actor's devices with axes of its own",
+        "elsewhere": f"{which}, on devices of its own: its log-probs travel, not its weights",
+    }
+    holding = _held(actor, place)
+    return RolePlacement(Role.REFERENCE, place, holding, why[holding], _bytes(transformer.spec(model), place, 4))
+
+
+def _rollout(
+    config: ClusterConfig, model: ModelConfig, lora: LoraConfig | None, precision: Precision, actor: Place, place: Place
+) -> RolePlacement:
+    holding = _held(actor, place)
+    layout = f"layers apart, {precision} matrices" + ("" if lora is None else ", the adapter merged")
+    why = {
+        "copy": f"the engine's layout isn't the actor's ({layout}), so equal meshes copy",
+        "resharded": f"the actor's devices with axes of its own ({layout})",
+        "elsewhere": f"devices of its own ({layout}): sampling and updates don't wait for each other's devices",
+    }[holding]
+    if config.rollout is None and holding == "resharded":
+        why += f"; by default, since fsdp {actor.size('fsdp')} would gather every weight for every token"
+    return RolePlacement(Role.ROLLOUT, place, holding, why, _engine_bytes(model, lora, precision, place, shares=place == actor))
+
+
+def _engine_bytes(model: ModelConfig, lora: LoraConfig | None, precision: Precision, place: Place, *, shares: bool) -> int:
+    """What `rollout.native.layout` holds: under an adapter on the actor's mesh, the float32 leaves outside the layers are the actor's."""
+    width = 2 if precision == "bf16" else 4
+    specs = transformer.spec(model)
+    sizes = [_bytes(leaf, place, width if len(leaf.shape) == 3 else 4) for leaf in specs["layers"].values()]
+    borrowed = lora is not None and shares
+    if not borrowed:
+        sizes += [_bytes(specs[name], place, 4) for name in ("embed", "final_norm")]
+    head = specs["embed" if model.tied_head else "head"]
+    if precision == "bf16" or not (model.tied_head or borrowed):
+        sizes.append(_bytes(head, place, width))
+    if lora is not None:
+        sizes.append(_bytes(adapter_spec(model, rank=lora.rank, targets=lora.targets), place, 4))
+        if not shares:  # what the adapter is merged into at each sync
+            sizes += [_bytes(specs["layers"][name], place, 4) for name in lora.targets]
+    return sum(sizes)
+
+
+def _bytes(specs: Params | ParamSpec, place: Place, width: int) -> int:
+    """Of one device's pieces of a declared tree, at `width` bytes a number."""
+    return sum(
+        width * math.prod(size // place.size(RULES[axis]) for size, axis in zip(leaf.shape, leaf.axes, strict=True))
+        for leaf in _leaves(specs)
+    )
+
+
+def _leaves(specs: Any) -> Iterable[ParamSpec]:
+    return [specs] if isinstance(specs, ParamSpec) else [leaf for part in specs.values() for leaf in _leaves(part)]
+
+
+__all__ = ["Holding", "Place", "Placement", "Role", "RolePlacement", "actor_place", "placement"]

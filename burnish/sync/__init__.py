@@ -1,0 +1,1 @@
+"""How weights get from one sharding to another: what moves (`plan`), and moving it (`reshard`)."""

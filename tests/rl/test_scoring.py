@@ -59,7 +59,8 @@ def chunks(*, kept: bool) -> list[Chunk]:
         groups.append(Group((0, draw), Prompt(str(draw), ()), members))
         advantages |= {} if draw == 3 else {(t.group, t.sample): float(t.sample) for t in members}
     parts = [groups[i : i + 2] for i in range(0, PROMPTS, 2)]
-    return [Chunk((0, 0, i), 0, 3, build_batch(part, advantages, temperature=0.7), part, part, {}, 0.0) for i, part in enumerate(parts)]
+    batches = [build_batch(part, advantages, temperature=0.7) for part in parts]
+    return [Chunk((0, 0, i), 0, 3, batches[i], part, {}, part, {}, 0.0) for i, part in enumerate(parts)]
 
 
 def make_cluster(model: Model, *, devices: int) -> CountingCluster:

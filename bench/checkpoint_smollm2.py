@@ -62,7 +62,7 @@ def main() -> None:
         spans = trace.take()
         steps = [step["perf/step_seconds"] for step in result.history]
         blocked = [a + b for a, b in zip(seconds_of(spans, "save.wait"), seconds_of(spans, "save.copy"), strict=True)]
-        written = seconds_of(spans, "save")[-len(blocked) :]
+        written = seconds_of(spans, "save.write")
         again = learner(args.steps)
         with again:
             begun = time.perf_counter()

@@ -30,11 +30,15 @@ this small; XLA's own passes, which decide what is computed, are the same."""
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture compiles: how this test's programs, and those of the processes that it starts, are compiled."""
+    """Before any fixture compiles: how this test's programs, and those of the processes that it starts, are compiled.
+
+    A program that was compiled in one way is never run beside one that was compiled in the other: their bits may differ.
+    """
     quick = not any(item.get_closest_marker(name) for name in OPTIMISED)
     os.environ[QUICK] = str(int(quick))
-    if jax := sys.modules.get("jax"):
+    if (jax := sys.modules.get("jax")) and getattr(jax.config, QUICK.lower()) != quick:
         jax.config.update(QUICK.lower(), quick)
+        jax.clear_caches()
 
 
 DEVICE_ROOMS = ["burnish.models", "burnish.rl", "burnish.rollout.native", "burnish.sync", "burnish.train"]

@@ -132,7 +132,7 @@ class Saver:
         """Write what is unsaved; on the writing thread, or on the caller's where nothing runs beside it."""
         assert self._unsaved is not None, "started with something to save"
         step, arrays, extra = self._unsaved
-        with span("save", step=step) as taken:
+        with span("save.write", step=step) as taken:
             try:
                 store.write(self.folder, step, arrays, extra)
             except Exception as error:

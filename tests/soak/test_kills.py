@@ -22,10 +22,10 @@ SLOW_GRADE = """
 import time
 
 def hits(completions, answer):
-    time.sleep(0.5)
+    time.sleep(1.0)
     return [text.count(gold) + 0.01 * len(text) for text, gold in zip(completions, answer)]
 """
-"""A step takes about half a second, so that twenty kills find a run that is still going on."""
+"""A step takes about a second, so that twenty kills find a run that is still going on."""
 
 
 def start(task: Path, run: str, *more: str) -> subprocess.Popen[str]:
@@ -71,7 +71,7 @@ def unbroken(task: Path) -> tuple[Mapping[str, Any], float]:
 def test_r01_one_run_killed_twenty_times(task: Path, unbroken: tuple[Mapping[str, Any], float]) -> None:
     whole, seconds = unbroken
     moments = random.Random(SEED)
-    most = seconds - (STEPS - 4) * 0.5  # after a start and some four steps
+    most = seconds - (STEPS - 1) * 1.0  # a start, a step or a few
     for kill in range(KILLS):
         assert not outlives(start(task, "killed"), moments.uniform(0.0, most)), f"finished before kill {kill + 1}: take another SEED"
     print(f"killed {KILLS} times, at most {most:.1f} s after each start; then at step {store.committed(checkpoints(task, 'killed'))}")

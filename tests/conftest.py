@@ -35,8 +35,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     A program that was compiled in one way is never run beside one that was compiled in the other: their bits may differ.
     """
     quick = not any(item.get_closest_marker(name) for name in OPTIMISED)
-    os.environ[QUICK] = str(int(quick))
-    if (jax := sys.modules.get("jax")) and getattr(jax.config, QUICK.lower()) != quick:
+    changed = os.environ.get(QUICK) != str(int(quick))
+    os.environ[QUICK] = str(int(quick))  # read by a jax that is imported later
+    if changed and (jax := sys.modules.get("jax")):
         jax.config.update(QUICK.lower(), quick)
         jax.clear_caches()
 

@@ -8,6 +8,8 @@ from scipy import stats
 
 from burnish.rollout.native.sample import Rules, Sampled, sample, uniforms
 
+pytestmark = pytest.mark.optimised  # a million draws a test
+
 
 def rules(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Rules:
     return Rules(jnp.full(rows, temperature), jnp.full(rows, top_k, jnp.int32), jnp.full(rows, top_p), jnp.full(rows, min_p))

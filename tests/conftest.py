@@ -24,8 +24,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak")
-"""Markers of tests whose programs are compiled as users' are. The others skip LLVM's expensive passes, a third of all CPU time on models
-this small; XLA's own passes, which decide what is computed, are the same."""
+"""Markers of tests whose programs are compiled as users' are. The others skip LLVM's expensive passes, which models this small
+don't repay; XLA's own passes, which decide what is computed, are the same."""
 
 
 @pytest.hookimpl(tryfirst=True)

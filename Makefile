@@ -4,6 +4,9 @@ PYTHON312 ?= python3.12
 BIN = .venv/bin
 MODEL = smollm2-135m
 
+# Test processes that `check` and `test` use; a file's tests stay together.
+JOBS ?= 2
+
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
 FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak"
 
@@ -35,14 +38,14 @@ static: venv
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 check: static
-	$(BIN)/python -m pytest $(FAST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FAST)
 
 test: static
 	$(BIN)/burnish fetch $(MODEL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-py312: .venv312/installed
-	.venv312/bin/python -m pytest $(FAST)
+	.venv312/bin/python -m pytest -n $(JOBS) --dist loadfile $(FAST)
 
 learn: venv
 	$(BIN)/burnish fetch $(MODEL)

@@ -255,7 +255,7 @@ def test_updates_raise_the_log_probs_of_what_is_rewarded(lora):
         return float(jnp.mean(logps, where=one.mask))
 
     before = mean_logp(state)
-    for _ in range(20):
+    for _ in range(40):
         state, _ = steps.update(state, frozen, [MicroBatch(one)], count=1)
     assert mean_logp(state) > before + 0.5
     equal(base(), untouched)

@@ -28,6 +28,7 @@ LAYERS = [
     + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.placement"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
     [
+        "burnish.rl.anchor",
         "burnish.rl.cluster",
         "burnish.rl.critic",
         "burnish.rl.learner",
@@ -35,6 +36,7 @@ LAYERS = [
         "burnish.rl.producer",
         "burnish.rl.progress",
         "burnish.rl.prompts",
+        "burnish.rl.publish",
         "burnish.rl.reward_model",
         "burnish.rl.reference",
         "burnish.rl.scoring",

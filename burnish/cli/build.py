@@ -22,7 +22,7 @@ from burnish.config.algorithms import PPOConfig
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.loader import Resolved
 from burnish.config.resolve import check_options, resolve
-from burnish.config.schema import Config, RewardConfig, SourceConfig
+from burnish.config.schema import Config, LoraConfig, RewardConfig, SourceConfig
 from burnish.data.source import Source, from_file, from_recipe
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
@@ -110,7 +110,7 @@ def build_learner(
     with _step("cluster", report) as say:
         cluster = RLCluster(
             model,
-            lora=config.model.lora,
+            lora=_lora(config, base),
             precision=config.model.precision,
             cluster=config.cluster,
             rollout=config.rollout,
@@ -152,6 +152,15 @@ def _step(name: str, report: Report) -> Iterator[Report]:
     except BurnishError as error:
         raise type(error)(f"{name}: {error}") from error
     report(f"{name:<10} {' '.join(found)} ({time.monotonic() - start:.1f} s)")
+
+
+def _lora(config: Config, base: Path) -> LoraConfig | None:
+    """With the folder that it starts from as found beside the configuration, else from here."""
+    lora = config.model.lora
+    if lora is None or lora.path is None:
+        return lora
+    found = Path(_absolute(lora.path, "path", base))
+    return lora.model_copy(update={"path": str(found)})
 
 
 def _sources(config: Config, sources: Sequence[SourceConfig], base: Path) -> list[Source]:

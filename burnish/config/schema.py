@@ -27,6 +27,9 @@ class LoraConfig(Section):
     """Scale: the update is multiplied by alpha / rank."""
     targets: Many[LoraTarget] = ("q", "k", "v", "o", "gate", "up", "down")
     """Which matrices of each layer get an adapter."""
+    path: str | None = None
+    """A folder with an adapter in PEFT's format to start from, which must agree with the three options above; then the base with that
+    adapter is also the reference. Null: a fresh one, which changes nothing yet."""
 
 
 class ModelSection(Section):
@@ -179,6 +182,9 @@ class RolloutConfig(Section):
     """Tokens decoded between two looks at the queue."""
     max_kept: Positive = 512
     """Largest support of a truncated distribution (top-p, top-k, min-p are cut to the likeliest `max_kept` ids)."""
+    weights: Literal["copy", "lent"] = "copy"
+    """What the engine samples from: a copy in the layout that decodes fastest, or `lent`: the actor's own arrays, at no memory but slower.
+    Lent ones need the actor's mesh, float32, no adapter, and one mini-batch a step."""
 
 
 RoleName = Literal["actor", "rollout", "reference", "critic", "reward"]
@@ -244,6 +250,12 @@ class ClusterConfig(Section):
     """Devices of the critic; null: the actor's mesh."""
     reward: MeshSpec | None = None
     """Devices of the reward model; null: the actor's mesh."""
+    offload_to_cpu: Many[Literal["actor", "reference", "critic", "reward"]] = ()
+    """Roles whose arrays wait in the host's memory while nothing needs them: of the actor its optimizer's state, of the others all. Results
+    are the same, each phase begins and ends with a copy."""
+    canary: bool = False
+    """After each sync, sample a few ids after a fixed prompt and stop the run if the trained policy gives them other log-probs. The metrics
+    `mismatch/…` say the same of every batch, a step later and at no cost."""
 
     @model_validator(mode="after")
     def _leads_to_devices(self) -> ClusterConfig:

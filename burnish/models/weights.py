@@ -16,8 +16,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from burnish.config.errors import MissingFile, UserError
+from burnish.config.schema import LoraConfig
 from burnish.models import families, lora, scalar_head, tensors
 from burnish.models.config import ModelConfig
 from burnish.models.families import UnsupportedModel
@@ -127,6 +129,24 @@ def load_adapter(folder: str | Path, config: ModelConfig, *, dtype: Any = jnp.fl
         files = tensors.TensorFiles([path], stack)
         files.check(tree, folder, ignored=lambda _: False)
         return Adapter(tensors.place(tree, files, dtype, mesh), described.scale)
+
+
+def first_adapter(config: ModelConfig, options: LoraConfig, key: Array) -> Adapter:
+    """What an adapter's training starts from: the folder at `options.path`, else a fresh one. Raises UserError where the folder's isn't
+    what `options` says."""
+    if options.path is None:
+        return lora.init_adapter(config, options, key)
+    adapter = load_adapter(options.path, config)
+    rank = next(iter(adapter.pairs.values()))["a"].shape[-1]
+    compared = {
+        "rank": (rank, options.rank),
+        "targets": (sorted(adapter.pairs), sorted(options.targets)),
+        "alpha / rank": (adapter.scale, options.alpha / options.rank),
+    }
+    differences = [f"{name} is {there} there, {here} here" for name, (there, here) in compared.items() if there != here]
+    if differences:
+        raise UserError(f"model.lora.path: the adapter in {options.path} isn't the one that model.lora says: {'; '.join(differences)}")
+    return adapter
 
 
 def save_adapter(folder: str | Path, config: ModelConfig, adapter: Adapter, *, base: str = "") -> None:

@@ -68,6 +68,11 @@ class BatchPlan:
             _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "mini_batch_size", plan.mini_batch)
         if tokens is not None:
             _check_context(tokens, rollout)
+        if rollout.weights == "lent" and plan.num_mini_batches > 1:
+            raise UserError(
+                f"rollout.weights is lent and a step has {plan.num_mini_batches} mini-batches: an update takes the weights back "
+                f"while episodes of the next mini-batch need them. Use rollout.weights copy, or training.mini_batch_size {plan.batch}"
+            )
         return plan
 
     @property

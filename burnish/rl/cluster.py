@@ -26,25 +26,28 @@ from burnish.config.schema import ClusterConfig, LoraConfig, RewardModelSection,
 from burnish.models import families, transformer, weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
-from burnish.models.lora import adapter_spec, init_adapter
+from burnish.models.lora import adapter_spec
 from burnish.models.model import Model, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh, shardings
 from burnish.models.transformer import Adapter, Params, Precision
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
+from burnish.rl.anchor import Anchor
 from burnish.rl.batch import TokenBatch
 from burnish.rl.critic import Critic
-from burnish.rl.placement import Placement, Role, placement
+from burnish.rl.placement import Place, Placement, Role, placement
+from burnish.rl.publish import Publisher, check_canary
 from burnish.rl.reference import Reference, fingerprint
 from burnish.rl.reward_model import RewardModel
-from burnish.rl.sites import Site, sites
+from burnish.rl.sites import Site, place_of, sites
 from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
+from burnish.sync.host_memory import has_host_memory, to_devices, to_host
 from burnish.text.tokenizer import read_json
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
-from burnish.train.state import TrainState, init_state, leaf_names, read_metrics, stop_if_nonfinite
+from burnish.train.state import TrainState, init_state, read_metrics, stop_if_nonfinite
 from burnish.train.step import MicroBatch, Steps, make_steps
 from burnish.train.value import ValueMicroBatch
 from burnish.types import Completion, Message, Request
@@ -55,8 +58,10 @@ class RLCluster:
 
     model: a `Model`, or a path as `Model.load` takes it. lora: train an adapter beside the frozen base; then the base is the reference,
     at no memory. Without it every weight is trained and the first weights are kept as the reference if the algorithm asks for one.
-    The engine has its own copy of the weights, in its own layout; `sync_weights` is the only way in. critic: the model of values, for
-    algorithms with a value loss; every weight of it is trained, in float32. reward_model: what `score_rewards` asks.
+    The engine has its own copy of the weights, in its own layout, or borrows the actor's (`rollout.weights`); `sync_weights` is the only
+    way in. critic: the model of values, for algorithms with a value loss; every weight of it is trained, in float32. reward_model: what
+    `score_rewards` asks. engine: one that is there already, on a mesh of its own, instead of a native one that is made here; it gets the
+    weights at the first `prepare`, and is closed with the cluster.
     """
 
     def __init__(
@@ -70,11 +75,14 @@ class RLCluster:
         training: TrainingConfig = TrainingConfig(),
         critic: CriticConfig | None = None,
         reward_model: RewardModelSection | None = None,
+        engine: Engine | None = None,
         seed: int = 0,
     ) -> None:
         self.precision: Precision = resolve_precision(precision)
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
-        self._place = _placer(cluster, architecture, lora, self.precision, critic, reward_model)
+        lent = rollout.weights == "lent" and engine is None
+        brought = None if engine is None else place_of(engine.mesh)
+        self._place = _placer(cluster, architecture, lora, self.precision, critic, reward_model, lent=lent, brought=brought)
         self.placement: Placement = self._place(needs_reference=cluster.reference is not None)
         self._sites = sites(self.placement)
         actor = self._sites[Role.ACTOR]
@@ -86,24 +94,41 @@ class RLCluster:
         self.model = dataclasses.replace(model, params=actor.spread(model.params, transformer.spec(architecture)))
         self.rollout_config, self.training_config = rollout, training
         self.context = longest_sequence(rollout, architecture)
-        adapter = None if lora is None else init_adapter(architecture, lora, jax.random.key(seed))
+        adapter = None if lora is None else weights.first_adapter(architecture, lora, jax.random.key(seed))
         if adapter is not None and lora is not None:
             adapter = adapter._replace(pairs=actor.spread(adapter.pairs, adapter_spec(architecture, rank=lora.rank, targets=lora.targets)))
+        self._started = None if adapter is None or lora is None or lora.path is None else adapter.pairs
         self._scale = None if adapter is None else adapter.scale
         self._base = None if adapter is None else self.model.params
         self._first: Params | None = self.model.params if adapter is None else adapter.pairs
         self._state: TrainState | None = None
         self._steps: Steps | None = None
-        self._anchor: Any = None
+        self._anchor: Anchor | None = None
+        self._offloaded = frozenset(Role(role) for role in cluster.offload_to_cpu)
+        if self._offloaded and not has_host_memory():
+            raise UserError("cluster.offload_to_cpu: the devices of this platform can't address the host's memory; leave it out")
+        self._has_canary = cluster.canary
         self._reference: Reference | None = None
-        self._version = 0
         self._critic = (
             None
             if critic is None
-            else Critic(critic, self.model, context=self.context, precision=self.precision, site=self._sites[Role.CRITIC])
+            else Critic(
+                critic,
+                self.model,
+                context=self.context,
+                precision=self.precision,
+                site=self._sites[Role.CRITIC],
+                offload=Role.CRITIC in self._offloaded,
+            )
         )
-        self.reward_model = None if reward_model is None else _reward_model(reward_model, self.precision, self._sites[Role.REWARD])
-        self.engine: Engine = self._start_engine(adapter)
+        self.reward_model = (
+            None
+            if reward_model is None
+            else _reward_model(reward_model, self.precision, self._sites[Role.REWARD], offload=Role.REWARD in self._offloaded)
+        )
+        self.engine: Engine = self._start_engine(adapter) if engine is None else engine
+        self._is_behind = engine is not None or lent
+        self._publisher = Publisher(self.engine, actor=actor, prefix="" if adapter is None else "adapter.")
 
     def _start_engine(self, adapter: Adapter | None) -> NativeEngine:
         config = self.rollout_config
@@ -111,6 +136,7 @@ class RLCluster:
             self.model.config,
             self.model.params,
             adapter=adapter,
+            lent=config.weights == "lent",
             decode_text=self.model.codec.tokenizer.decode,
             context=self.context,
             slots=config.slots,
@@ -160,12 +186,22 @@ class RLCluster:
         self._needs_anchor = "old" in algorithm.scores_needed
         self._reference = None
         if Role.REFERENCE in self.placement:
-            where = self._sites.get(Role.REFERENCE, actor)
-            self._reference = Reference(self.model.config, self.model.params, score, where)
+            self._reference = Reference(
+                self.model.config,
+                self.model.params,
+                score,
+                self._sites.get(Role.REFERENCE, actor),
+                pairs=self._started,
+                offload=Role.REFERENCE in self._offloaded and self.placement[Role.REFERENCE].holding != "shared",
+            )
+        if self._is_behind:
+            self._publisher.publish(self._state.trainable, self.version)
+            self._is_behind = False
         if self._base is None and (self._reference is None or self.placement[Role.REFERENCE].holding != "copy"):
             self.model = _without_params(self.model)  # the state has its own copy; the file's needn't stay in memory beside it
             self._first = None
         self._take_anchor()
+        self._put_away()
 
     @property
     def state(self) -> TrainState:
@@ -176,7 +212,7 @@ class RLCluster:
     @property
     def version(self) -> int:
         """Version of the weights that the engine samples from."""
-        return self._version
+        return self._publisher.version
 
     @property
     def rows_multiple(self) -> int:
@@ -193,9 +229,12 @@ class RLCluster:
         Where no anchor is kept, since a step makes one update only, that is the policy now: ask before the update.
         """
         with span("score", role="actor"):
-            anchor = self._anchor if self._needs_anchor else self.state.trainable
-            params, pairs = (anchor, None) if self._base is None else (self._base, anchor)
-            return self._score(params, pairs, batch)
+            anchor = self.state.trainable if self._anchor is None else self._anchor.weights(self.state.trainable)
+            return self._score_with(anchor, batch)
+
+    def _score_with(self, trainable: Params, batch: TokenBatch) -> Float[Array, "R M"]:
+        params, pairs = (trainable, None) if self._base is None else (self._base, trainable)
+        return self._score(params, pairs, batch)
 
     def get_ref_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids under the reference: the first weights, or the base without its adapter."""
@@ -210,7 +249,13 @@ class RLCluster:
         """
         if self._steps is None:
             raise RuntimeError("the cluster has no algorithm yet: a learner calls prepare() first")
+        self._publisher.recall()
+        if self._anchor is not None:
+            self._anchor.moves()
+        if Role.ACTOR in self._offloaded:
+            self._state = dataclasses.replace(self.state, opt_state=to_devices(self.state.opt_state))
         self._state, report = self._steps.update(self.state, self._base, micro_batches, count=count)
+        self._put_away()
         with span("update", step=step):
             metrics = read_metrics(report)
         stop_if_nonfinite(self._state, report, limit=self.training_config.max_nonfinite_updates, step=step)
@@ -257,29 +302,31 @@ class RLCluster:
         return wait_for(together())
 
     def sync_weights(self) -> int:
-        """Give the engine the actor's weights as a new version, all or none of them. Returns the version."""
-        return self._give_weights(self._version + 1)
+        """Give the engine the actor's weights as a new version, all or none of them. Returns the version.
+
+        With `cluster.canary`, raises `SyncError` where the engine samples from other weights than these.
+        """
+        return self._give_weights(self.version + 1)
 
     def _give_weights(self, version: int) -> int:
-        prefix = "" if self._scale is None else "adapter."
-        leaves = jax.tree.leaves(self.state.trainable)
-        names = [prefix + name for name in leaf_names(self.state.trainable)]
-
-        async def push() -> None:
-            await self.engine.begin_update(version)
-            for name, leaf in zip(names, leaves, strict=True):
-                await self.engine.push(name, leaf)
-            await self.engine.commit_update()
-
-        with span("sync", version=version):
-            wait_for(push())
-        self._version = version
+        self._publisher.publish(self.state.trainable, version)
         self._take_anchor()
+        self._check_canary()
         return version
 
+    def _check_canary(self) -> None:
+        if self._has_canary:
+            prompt = self.model.codec.template.encode([Message(role="user", content="1 2 3")])
+            score = lambda batch: self._score_with(self.state.trainable, self.place(batch))  # noqa: E731
+            check_canary(self.engine, score, prompt, rows_multiple=self.rows_multiple)
+
     def _take_anchor(self) -> None:
-        if self._needs_anchor:
-            self._anchor = jax.tree.map(lambda x: jnp.array(x, copy=True), self.state.trainable)
+        self._anchor = Anchor(self.state.trainable) if self._needs_anchor else None
+
+    def _put_away(self) -> None:
+        """What the actor doesn't need until its next update."""
+        if Role.ACTOR in self._offloaded:
+            self._state = dataclasses.replace(self.state, opt_state=to_host(self.state.opt_state))
 
     # --------------------------------------------------------------------------------------------------------- files, and the end
 
@@ -296,6 +343,7 @@ class RLCluster:
         self._state = states[str(Role.ACTOR)]
         if self._critic is not None:
             self._critic.replace_state(states.get(str(Role.CRITIC)))
+        self._put_away()
         self._give_weights(version)
 
     @property
@@ -307,7 +355,8 @@ class RLCluster:
         """A digest of the weights beside which, or against which, this run trains; None where it trains every weight and compares with
         none. A checkpoint doesn't hold them: a run that goes on must have the same. After `prepare`."""
         if self._base is not None:
-            return self._sites[Role.ACTOR].in_turn(fingerprint)(self._base)
+            digest = self._sites[Role.ACTOR].in_turn(fingerprint)
+            return digest(self._base) if self._started is None else f"{digest(self._base)}+{digest(self._started)}"
         return None if self._reference is None else self._reference.digest()
 
     @property
@@ -360,9 +409,12 @@ def _placer(
     precision: Precision,
     critic: CriticConfig | None,
     reward_model: RewardModelSection | None,
+    *,
+    lent: bool,
+    brought: Place | None,
 ) -> Callable[..., Placement]:
     """`placement` of this run, for when it is known whether there is a reference. Reads no weights."""
-    options: dict[str, Any] = {"model": architecture, "lora": lora, "precision": precision}
+    options: dict[str, Any] = {"model": architecture, "lora": lora, "precision": precision, "lent": lent, "brought": brought}
     if critic is not None:
         options["critic"] = architecture if critic.path is None else weights.load_scalar_config(locate(critic.path), zero_head=True)
     if reward_model is not None:
@@ -372,8 +424,8 @@ def _placer(
     return partial(placement, cluster, num_devices=jax.local_device_count(), **options)
 
 
-def _reward_model(section: RewardModelSection, precision: Precision, site: Site) -> RewardModel:
-    return RewardModel(section, precision=precision, mesh=site.mesh, rows_multiple=site.place.rows, dispatch=site.dispatch)
+def _reward_model(section: RewardModelSection, precision: Precision, site: Site, *, offload: bool) -> RewardModel:
+    return RewardModel(section, precision=precision, mesh=site.mesh, rows_multiple=site.place.rows, dispatch=site.dispatch, offload=offload)
 
 
 def _shape(mesh: Mesh | None, x: Array) -> jax.ShapeDtypeStruct:

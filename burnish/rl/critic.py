@@ -26,6 +26,7 @@ from burnish.rl.aggregate import Aggregate
 from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import ValueLoss
 from burnish.rl.sites import Site
+from burnish.sync.host_memory import to_devices, to_host
 from burnish.text.codec import Codec
 from burnish.text.tokenizer import Tokenizer
 from burnish.train.optim import make_optimizer
@@ -41,7 +42,8 @@ class Critic:
     """A decoder with a scalar head, of which every weight is trained in float32.
 
     config.path: a sequence classifier brings its score, a language model starts with a score of 0, as the actor's own first weights do
-    where there is no path. Those weights are read in `prepare`; what can be wrong with the folder is an error before.
+    where there is no path. Those weights are read in `prepare`; what can be wrong with the folder is an error before. offload: weights and
+    optimizer wait in the host's memory between uses.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class Critic:
         context: int,
         precision: Precision,
         site: Site,
+        offload: bool = False,
     ) -> None:
-        self.config, self._site = config, site
+        self.config, self._site, self._offload = config, site, offload
         self._precision: Precision = precision
         found = check_critic(config, actor.codec, context=context, mesh=site.mesh)
         self._folder, self.architecture = (None, actor.config) if found is None else found
@@ -70,7 +73,7 @@ class Critic:
             params = scalar_head.with_zero_score(self.architecture, first, mesh=self._site.mesh)
         else:
             _, params = weights.load_scalar(self._folder, mesh=self._site.mesh, zero_head=True)
-        self._state = init_state(params, optimizer)
+        self.replace_state(init_state(params, optimizer))
         remat = True if training.remat == "auto" else training.remat
         steps = make_value_steps(self.architecture, value_loss, aggregate, optimizer, precision=self._precision, remat=remat)
         self._steps = steps.mapped(self._site.in_turn)
@@ -82,27 +85,32 @@ class Critic:
 
     @property
     def state(self) -> TrainState:
+        """Its weights and optimizer, on the devices, or where they wait."""
         if self._state is None:
             raise RuntimeError("the critic has no loss yet: a learner calls prepare() with an algorithm that has one")
         return self._state
 
     def replace_state(self, state: TrainState | None) -> None:
-        """Go on from a saved state; None lets go of the one there is."""
-        self._state = state
+        """Go on from another state; None lets go of the one there is."""
+        self._state = to_host(state) if self._offload and state is not None else state
+
+    def _working(self) -> TrainState:
+        return to_devices(self.state) if self._offload else self.state
 
     def values(self, batch: TokenBatch) -> tuple[Values, Values]:
         """Before and after each scored id, 0 at padding, under the critic's weights now."""
         with span("score", role="critic"):
-            return self._site.back(self._values(self.state.trainable, self._site.take(batch)))
+            return self._site.back(self._values(self._working().trainable, self._site.take(batch)))
 
     def update(self, micro_batches: Iterable[ValueMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches. Returns its metrics, `critic/…`; raises NonFiniteError as the actor's."""
-        state = self.state
+        state = self._working()
         assert self._steps is not None, "made together with the state"
-        self._state, report = self._steps.update(state, None, map(self._site.take, micro_batches), count=count)
+        state, report = self._steps.update(state, None, map(self._site.take, micro_batches), count=count)
+        self.replace_state(state)
         with span("update", step=step, role="critic"):
             metrics = read_value_metrics(report)
-        stop_if_nonfinite(self._state, report, limit=self._limit, step=step, optimizer=OPTIMIZER)
+        stop_if_nonfinite(state, report, limit=self._limit, step=step, optimizer=OPTIMIZER)
         return metrics
 
     def export(self, folder: Path, *, like: Path) -> None:

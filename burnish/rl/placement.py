@@ -6,6 +6,7 @@ what the run will do. The cluster follows it (`rl.cluster`), making jax meshes o
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,6 +100,8 @@ def placement(
     model: ModelConfig,
     lora: LoraConfig | None = None,
     precision: Precision = "f32",
+    lent: bool = False,
+    brought: Place | None = None,
     needs_reference: bool = False,
     critic: ModelConfig | None = None,
     reward: ModelConfig | None = None,
@@ -106,20 +109,31 @@ def placement(
 ) -> Placement:
     """Where everything goes.
 
-    num_devices: this process's. model: the actor's architecture; critic, reward: the others', None where there is none.
+    num_devices: this process's. model: the actor's architecture; critic, reward: the others', None where there is none. lent: the engine
+    samples from the actor's own arrays (`rollout.weights`). brought: where an engine is that is there already; then `config` places none.
     reward_weight_bytes: of one weight of the reward model, which stays as it is stored.
-    Raises UserError for more devices than there are, for roles that overlap in part, and for a mesh of a role that isn't there.
+    Raises UserError for more devices than there are, for roles that overlap in part, for a mesh of a role that isn't there, and for
+    weights that can't be lent.
     """
     present = {Role.REFERENCE: needs_reference, Role.CRITIC: critic is not None, Role.REWARD: reward is not None}
     for role, reason in _ABSENT.items():
         if not present[role] and _spec(config, role) is not None:
             raise UserError(f"cluster.{role} gives devices to a role that this run doesn't have: {reason}, or leave cluster.{role} out")
     places = _places(config, num_devices, model, [role for role in Role if present.get(role, True)])
+    if brought is not None:
+        places[Role.ROLLOUT] = brought
+        _refuse_partial_overlap(places)
     actor = places[Role.ACTOR]
     found = {
         Role.ACTOR: RolePlacement(Role.ACTOR, actor, "own", _actor_reason(lora), _actor_bytes(model, lora, actor)),
         Role.ROLLOUT: _rollout(config, model, lora, precision, actor, places[Role.ROLLOUT]),
     }
+    if brought is not None:
+        found[Role.ROLLOUT] = dataclasses.replace(
+            found[Role.ROLLOUT], why="an engine that brought its own mesh: it is pushed every version"
+        )
+    if lent:
+        found[Role.ROLLOUT] = _borrower(found[Role.ROLLOUT], actor, lora, precision)
     if needs_reference:
         found[Role.REFERENCE] = _reference(model, lora, actor, places[Role.REFERENCE])
     for role, architecture, width in ((Role.CRITIC, critic, 4), (Role.REWARD, reward, reward_weight_bytes)):
@@ -274,8 +288,8 @@ def _held(actor: Place, place: Place) -> Holding:
 
 def _reference(model: ModelConfig, lora: LoraConfig | None, actor: Place, place: Place) -> RolePlacement:
     if lora is not None and place == actor:
-        return RolePlacement(Role.REFERENCE, place, "shared", "the base without its adapter: no memory", 0)
-    which = "the first weights" if lora is None else "the base without its adapter"
+        return RolePlacement(Role.REFERENCE, place, "shared", f"{_base(lora)}: no memory", 0)
+    which = "the first weights" if lora is None else _base(lora)
     why = {
         "copy": f"{which}, kept beside the trained ones on the actor's mesh",
         "resharded": f"{which}, on the actor's devices with axes of its own",
@@ -283,6 +297,10 @@ def _reference(model: ModelConfig, lora: LoraConfig | None, actor: Place, place:
     }
     holding = _held(actor, place)
     return RolePlacement(Role.REFERENCE, place, holding, why[holding], _bytes(transformer.spec(model), place, 4))
+
+
+def _base(lora: LoraConfig) -> str:
+    return "the base without its adapter" if lora.path is None else "the base with the adapter that it started from"
 
 
 def _rollout(
@@ -298,6 +316,24 @@ def _rollout(
     if config.rollout is None and holding == "resharded":
         why += f"; by default, since fsdp {actor.size('fsdp')} would gather every weight for every token"
     return RolePlacement(Role.ROLLOUT, place, holding, why, _engine_bytes(model, lora, precision, place, shares=place == actor))
+
+
+def _borrower(rollout: RolePlacement, actor: Place, lora: LoraConfig | None, precision: Precision) -> RolePlacement:
+    """The engine on the actor's own arrays; UserError says why it can't be."""
+    obstacles = {
+        f"the engine is on {rollout.place}, the actor on {actor}: give them one mesh (cluster.rollout.same_as: actor)": rollout.place
+        != actor,
+        f"products are in {precision}, for which the engine rounds matrices of its own: set model.precision to f32": precision != "f32",
+        "an adapter is trained, which the engine merges into matrices of its own: leave model.lora out": lora is not None,
+    }
+    if any(obstacles.values()):
+        raise UserError(
+            "rollout.weights is lent, but the actor's arrays can't be the engine's:"
+            + "".join(f"\n  - {obstacle}" for obstacle, there in obstacles.items() if there)
+            + "\nOr set rollout.weights to copy."
+        )
+    why = "lent by the actor, layers stacked as its are: no memory; every token copies a layer at a time"
+    return RolePlacement(Role.ROLLOUT, rollout.place, "shared", why, 0)
 
 
 def _engine_bytes(model: ModelConfig, lora: LoraConfig | None, precision: Precision, place: Place, *, shares: bool) -> int:

@@ -36,6 +36,7 @@ from burnish.models.transformer import Params, Precision
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.layout import bucket
+from burnish.sync.host_memory import Shelf
 from burnish.text.codec import Codec
 from burnish.text.tokenizer import read_json
 from burnish.types import Message
@@ -65,7 +66,8 @@ class RewardModel:
     """Scores whole conversations.
 
     `score` may be called from any thread; one call runs at a time, so that memory holds one micro-batch. mesh: where the weights are, in
-    pieces; None is the default device. dispatch: held while a program of several devices is started and run, see `rl.sites`.
+    pieces; None is the default device. dispatch: held while a program of several devices is started and run, see `rl.sites`. offload: the
+    weights wait in the host's memory between calls.
     """
 
     def __init__(
@@ -76,10 +78,12 @@ class RewardModel:
         mesh: Mesh | None = None,
         rows_multiple: int = 1,
         dispatch: contextlib.AbstractContextManager[Any] = _ALONE,
+        offload: bool = False,
     ) -> None:
         folder, self._codec = check_reward_model(section)
         # The weights aren't trained, so they stay as they are stored: products widen or round them anyhow.
-        self.config, self._params = weights.load_scalar(folder, dtype=None, mesh=mesh)
+        self.config, params = weights.load_scalar(folder, dtype=None, mesh=mesh)
+        self._shelf = Shelf(params, offload=offload)
         self.max_tokens = section.max_tokens or self.config.max_positions
         self._rows = bucket(section.micro_batch_size, multiple=rows_multiple)
         self._place = partial(jax.device_put, device=None if mesh is None else batch_sharding(mesh))
@@ -103,12 +107,18 @@ class RewardModel:
         for index in fitting:
             lengths.setdefault(min(bucket(len(encoded[index]), multiple=LENGTH_STEP), self.config.max_positions), []).append(index)
         with self._turn, span("score", role="reward", sequences=len(fitting)):
+            params = self.params
             for length, members in sorted(lengths.items()):
                 for start in range(0, len(members), self._rows):
                     part = members[start : start + self._rows]
-                    for index, value in zip(part, self._run([encoded[i] for i in part], length), strict=False):
+                    for index, value in zip(part, self._run(params, [encoded[i] for i in part], length), strict=False):
                         scores[index] = value
         return scores
+
+    @property
+    def params(self) -> Params:
+        """Its weights, on the devices."""
+        return self._shelf.tree
 
     def take_metrics(self) -> dict[str, Metric]:
         """How many conversations were scored, and how many were too long, since the last call."""
@@ -123,13 +133,13 @@ class RewardModel:
             end -= 1
         return ids[:end]
 
-    def _run(self, sequences: Sequence[Sequence[int]], length: int) -> list[float]:
+    def _run(self, params: Params, sequences: Sequence[Sequence[int]], length: int) -> list[float]:
         """Scores of at most `_rows` sequences, padded to one compiled shape."""
         tokens, lasts = np.zeros((self._rows, length), np.int32), np.zeros(self._rows, np.int32)
         for row, ids in enumerate(sequences):
             tokens[row, : len(ids)], lasts[row] = ids, len(ids) - 1
         with self._dispatch:
-            return np.asarray(self._compute(self._params, self._place(tokens), self._place(lasts))).tolist()[: len(sequences)]
+            return np.asarray(self._compute(params, self._place(tokens), self._place(lasts))).tolist()[: len(sequences)]
 
     def _count(self, scored: int, too_long: int) -> None:
         with self._counts:

@@ -86,6 +86,15 @@ def make_mesh(place: Place) -> Mesh | None:
     return Mesh(devices, tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
+def place_of(mesh: Mesh | None) -> Place:
+    """The place of a mesh that is there already; of None the first device."""
+    if mesh is None:
+        return Place((0,))
+    local = jax.local_devices()
+    axes = tuple((str(name), size) for name, size in mesh.shape.items() if size > 1)
+    return Place(tuple(local.index(device) for device in mesh.devices.flat), axes)
+
+
 def _moved(mesh: Mesh | None, rows: jax.Array | np.ndarray) -> jax.Array:
     if mesh is None:
         return reshard(rows, _first_device())
@@ -98,4 +107,4 @@ def _first_device() -> Sharding:
     return SingleDeviceSharding(jax.local_devices()[0])
 
 
-__all__ = ["Site", "make_mesh", "sites"]
+__all__ = ["Site", "make_mesh", "place_of", "sites"]

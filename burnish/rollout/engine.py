@@ -47,7 +47,8 @@ class Engine(Protocol):
     """Samples completions and takes new weights.
 
     `generate` raises `ValueError` for a request that can never run (prompt longer than the context) and `EngineClosed` after `close`;
-    a failure of the engine itself is raised to every caller that waits. `mesh` is the jax mesh that it computes on, None when remote.
+    a failure of the engine itself is raised to every caller that waits. `commit_update` refuses leaves whose `sync.checksum` isn't the one
+    that it is given, and stays on the old weights. `mesh` is the jax mesh that it computes on, None when remote.
     """
 
     @property
@@ -64,7 +65,7 @@ class Engine(Protocol):
 
     async def push(self, name: str, array: Any) -> None: ...
 
-    async def commit_update(self) -> None: ...
+    async def commit_update(self, checksum: int | None = None) -> None: ...
 
     async def abort_update(self) -> None: ...
 

@@ -126,7 +126,8 @@ class ScriptedEngine:
         self._opened("push")
         self.pushed[name] = array
 
-    async def commit_update(self) -> None:
+    async def commit_update(self, checksum: int | None = None) -> None:
+        """What was pushed is in `pushed` as it came; there is nothing that the checksum could be compared with."""
         version = self._opened("commit")
         if not self.pushed:
             raise RuntimeError(f"nothing was pushed for version {version}; push the changed leaves, or abort the update")

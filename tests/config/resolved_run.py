@@ -25,7 +25,9 @@ from burnish.config.algorithms import AnyAlgorithmConfig
 from burnish.config.errors import UserError
 from burnish.config.loader import Resolved
 from burnish.config.optimizer import OptimizerConfig
-from burnish.config.schema import Config
+from burnish.config.schema import Config, LoraConfig
+from burnish.models.lora import init_adapter
+from burnish.models.weights import save_adapter
 from burnish.rl.algorithms import Algorithm, from_config
 from burnish.rl.batch import Scores, build_batch
 from burnish.rl.credit import TokenEstimator, credit, episode_keys, scored_episodes, uncredited
@@ -87,6 +89,8 @@ def write_task(folder: Path) -> dict[str, Any]:
         (folder / name / "tokenizer_config.json").write_text(json.dumps(settings))
     for name, seed in (("judge", 2), ("other_judge", 3)):
         write_tiny_model(folder / name, config=tiny_config(width=16), alphabet="0123456789", classifier=True, seed=seed)
+    started = init_adapter(tiny_config(width=16), LoraConfig(rank=2), jax.random.key(7))
+    save_adapter(folder / "adapter", tiny_config(width=16), started)
     numbers = {"train": [*range(8), 12345678, 10**20], "more": range(20, 28), "eval": range(30, 34), "other_eval": range(40, 44)}
     for name, rows in numbers.items():
         lines = [json.dumps({"prompt": str(i), "question": str(i + 50), "answer": str(i % 10)}) for i in rows]
@@ -128,15 +132,16 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
         _logps(cluster, score, rows, rows)
         seen = {
             "model": float(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(cluster.model.params))),
+            "start": float(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trained))),
             "trained": {name: leaf.shape for name, leaf in zip(leaf_names(trained), jax.tree.leaves(trained), strict=True)},
             "scale": cluster._scale,
             "precision": cluster.precision,
             "meshes": {role: mesh_of(site.mesh) for role, site in cluster._sites.items()},
             "context": cluster.context,
-            "engine": [jax.tree.map(jnp.shape, engine._cache), engine._prefill_rows, engine._decode_chunk, engine._max_kept],
+            "engine": [jax.tree.map(jnp.shape, engine._cache), engine._prefill_rows, engine._decode_chunk, engine._max_kept, engine.lent],
             "reward model": None
             if (judge := cluster.reward_model) is None
-            else [float(jnp.sum(jnp.abs(judge._params["score"]))), judge.max_tokens, judge._rows],
+            else [float(jnp.sum(jnp.abs(judge.params["score"]))), judge.max_tokens, judge._rows],
             "prompts": [(prompt.id, prompt.messages, prompt.meta) for prompt in prompts],
             "ids": codec.template.encode(list(prompts[0].messages)),
             "held out": [(prompt.id, prompt.messages) for prompt in learner._held_out],

@@ -40,6 +40,7 @@ SAME = {
 OTHER: dict[str, list[Any]] = {
     "model.path": ["other"],
     "model.lora.targets": [["q"]],
+    "model.lora.path": ["adapter"],
     "data.train": [[{"path": "more.jsonl"}]],
     "data.train.0.path": ["eval.jsonl"],
     "data.train.0.recipe": ["mine.py:more"],
@@ -64,6 +65,7 @@ OTHER: dict[str, list[Any]] = {
     "rollout.sampling.stop_strings": [["7"]],
     "cluster.actor.axes": [{"data": 2}, {"fsdp": 2}, {"tp": 2}],
     "cluster.actor.devices": [[3], 2],
+    "cluster.offload_to_cpu": [["actor"]],
     **{f"cluster.{role}.axes": [{"fsdp": 2}] for role in ("rollout", "reference", "critic", "reward")},
     **{f"cluster.{role}.devices": [[4, 6], "6-7", 2] for role in ("rollout", "reference", "critic", "reward")},
     "training.mini_batch_size": [2],
@@ -130,6 +132,8 @@ WHERE: dict[str, dict[str, Any]] = {
 
 BY_RUNNING = (
     "checkpoint.",
+    "cluster.canary",
+    "cluster.offload_to_cpu",
     "observe.",
     "run.name",
     "run.folder",
@@ -249,7 +253,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def task(folder: Path) -> dict[str, Any]:
     options = write_task(folder)
-    for key in ("model.path", "reward_model.path", "algorithm.critic.path"):
+    for key in ("model.path", "model.lora.path", "reward_model.path", "algorithm.critic.path"):
         OTHER[key] = [str(folder / Path(value).name) for value in OTHER[key]]
     for section in (OTHER["reward_model"][0], WHERE["reward_model."]["reward_model"]):
         section["path"] = str(folder / Path(section["path"]).name)

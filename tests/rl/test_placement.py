@@ -99,7 +99,13 @@ def test_under_lora_the_reference_and_the_engines_outer_leaves_are_the_actors() 
 
 def test_the_page_shows_what_the_function_says() -> None:
     shown = re.findall(r"```text\n(role .*?)\n```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    told = [place(COLOCATED), place(SAME_DEVICES), place(SPLIT), place(SHARED, lora=LORA, num_devices=1)]
+    told = [
+        place(COLOCATED),
+        place(COLOCATED, lent=True, precision="f32"),
+        place(SAME_DEVICES),
+        place(SPLIT),
+        place(SHARED, lora=LORA, num_devices=1),
+    ]
     assert shown == ["\n".join(line.rstrip() for line in found.table().splitlines()) for found in told]
 
 

@@ -105,7 +105,7 @@ def test_stored_bfloat16_weights_stay_so(folder: Path, tmp_path: Path) -> None:
     config, params = weights.load_scalar(folder)
     weights.save_scalar(tmp_path, config, params, like=folder, dtype="bfloat16")
     model = RewardModel(section(tmp_path))
-    assert model._params["decoder"]["embed"].dtype == jnp.bfloat16
+    assert model.params["decoder"]["embed"].dtype == jnp.bfloat16
     np.testing.assert_allclose(model.score(CONVERSATIONS), [plain(tmp_path, talk) for talk in CONVERSATIONS], rtol=1e-5, atol=1e-5)
 
 

@@ -199,9 +199,9 @@ def test_a_reward_model_on_devices_of_its_own_gives_the_same_scores(folder: Path
             judge = cluster.reward_model
             assert judge is not None
             found = cluster.placement[Role.REWARD]
-            assert weight_bytes(judge._params) == found.bytes_per_device
+            assert weight_bytes(judge.params) == found.bytes_per_device
             devices = {jax.devices()[index] for index in found.place.devices}
-            assert all(leaf.devices() == devices for leaf in jax.tree.leaves(judge._params))
+            assert all(leaf.devices() == devices for leaf in jax.tree.leaves(judge.params))
             return cluster.score_rewards(conversations)
         finally:
             cluster.close()

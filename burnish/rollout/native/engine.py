@@ -28,26 +28,32 @@ from burnish.rollout.native.cache import Spread, allocate, capacity_for, resize
 from burnish.rollout.native.decode import Slots, decode, prefill
 from burnish.rollout.native.host_state import prompt_rows, slot_state
 from burnish.rollout.native.layout import Layout
+from burnish.rollout.native.lease import Lease
 from burnish.rollout.native.mailbox import Mailbox, settle
 from burnish.rollout.native.scheduler import Job, Prefill, Scheduler
+from burnish.sync.checksum import Tally
 from burnish.types import Completion, Request, StopReason
 
 _ALONE = contextlib.nullcontext()
 
 
 class _Update:
-    """Weights on their way in, and the caller who waits for the last running request to finish."""
+    """Weights on their way in, and the callers who wait for the last running request to finish: to get lent ones back, or to commit."""
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.leaves: dict[str, Any] = {}
+        self.recall: Future[None] | None = None
+        self.recalled = False
         self.commit: Future[None] | None = None
+        self.checksum: int | None = None
 
 
 class NativeEngine:
     """Samples with a `ModelConfig` decoder; see `rollout.engine.Engine` for the protocol.
 
-    params, adapter: the first weights. They are copied, but for the base matrices under an adapter (see `layout.Layout`).
+    params, adapter: the first weights. They are copied, but for the base matrices under an adapter (see `layout.Layout`). lent: they
+    aren't, and neither is what is pushed (see `lease.Lease`): whoever donates them must `recall` them before; float32, no adapter.
     decode_text: ids → text, for stop strings; called on the worker thread. context: the most tokens of prompt and completion together.
     slots: sequences that decode together. prefill_rows: prompts in one prefill. decode_chunk: tokens between two looks at the queue.
     max_kept: the largest kept set of a truncated distribution. mesh: weights are cut as a trainer's are (`models.sharding`), slots and
@@ -63,6 +69,7 @@ class NativeEngine:
         params: Params,
         *,
         adapter: Adapter | None = None,
+        lent: bool = False,
         decode_text: DecodeText,
         context: int,
         slots: int = 64,
@@ -80,8 +87,14 @@ class NativeEngine:
             check_mesh(config, mesh)
         self._spread = None if mesh is None else Spread.over(mesh, slots=slots)
         self._dispatch = dispatch
+        if lent and (adapter is not None or precision != "f32"):
+            raise ValueError(
+                "weights can be lent in float32 and without an adapter only: the engine merges the one and rounds for the other"
+            )
         with dispatch:
-            self._layout = Layout.build(config, params, adapter, precision=precision, mesh=mesh)
+            self._layout: Layout | Lease = (
+                Lease.of(config, params, mesh=mesh) if lent else Layout.build(config, params, adapter, precision=precision, mesh=mesh)
+            )
         place = SingleDeviceSharding(jax.local_devices()[0]) if self._spread is None else self._spread.cache
         self._cache = allocate(config, slots=slots, capacity=capacity_for(1), precision=precision, place=place)
         self._scheduler = Scheduler(slots=slots, prefill_rows=prefill_rows, context=context)
@@ -89,7 +102,9 @@ class NativeEngine:
         self._context, self._prefill_rows, self._decode_chunk, self._max_kept = context, prefill_rows, decode_chunk, max_kept
         self._stop_width = 0
         self._num_tokens = 0
+        self.lent = lent
         self._update: _Update | None = None
+        self._forfeited: _Update | None = None  # failed after its recall
         self._mailbox = Mailbox()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="native-engine", daemon=True)
@@ -143,8 +158,11 @@ class NativeEngine:
 
         await self._mailbox.ask(action)
 
-    async def commit_update(self) -> None:
-        """Wait until the running requests have finished, then swap the weights. The pushed arrays aren't needed afterwards."""
+    async def commit_update(self, checksum: int | None = None) -> None:
+        """Wait until the running requests have finished, then swap the weights. The pushed arrays aren't needed afterwards, unless lent.
+
+        checksum: `sync.checksum` of what was pushed; if what came has another, the update fails and the old weights stay.
+        """
         future: Future[None] = Future()
 
         def action() -> None:
@@ -152,7 +170,21 @@ class NativeEngine:
                 update = self._opened("commit")
                 if not update.leaves:
                     raise RuntimeError(f"nothing was pushed for version {update.version}; push the changed leaves, or abort the update")
-                update.commit = future
+                update.commit, update.checksum = future, checksum
+            except RuntimeError as error:
+                settle(future, error)
+
+        self._mailbox.post(future, action)
+        await asyncio.wrap_future(future)
+
+    async def recall(self) -> None:
+        """Wait until the running requests have finished; lent weights are the lender's again then. Within an update, before its commit,
+        which must follow: the engine has nothing to fall back on."""
+        future: Future[None] = Future()
+
+        def action() -> None:
+            try:
+                self._opened("recall weights for").recall = future
             except RuntimeError as error:
                 settle(future, error)
 
@@ -193,6 +225,9 @@ class NativeEngine:
         for job in self._scheduler.forsaken():
             self._scheduler.release(job)
         self._apply_update()
+        if self._forfeited is not None:
+            version = self._forfeited.version
+            raise RuntimeError(f"lent weights were recalled for version {version}, whose update failed: there is nothing to sample from")
         idle = not self._scheduler.running
         while self._update is None and (plans := self._scheduler.admit()):
             self._fit(shrink=idle)
@@ -206,20 +241,34 @@ class NativeEngine:
         """Whether there is something to do that nobody needs to ask for."""
         if self._update is None:
             return bool(self._scheduler.running or self._scheduler.waiting)
-        return bool(self._scheduler.running) or self._update.commit is not None  # nobody is admitted
+        return bool(self._scheduler.running) or self._update.commit is not None or self._update.recall is not None  # nobody is admitted
 
     def _apply_update(self) -> None:
         update = self._update
-        if update is None or update.commit is None or self._scheduler.running:
+        if update is None or self._scheduler.running:
+            return
+        if update.recall is not None:
+            update.recalled = True
+            settle(update.recall, None)
+            update.recall = None
+        if update.commit is None:
             return
         self._update = None
         try:
             faults.point("engine.commit", version=update.version)
+            tally = Tally()
             with self._dispatch:
-                layout = self._layout.updated(update.leaves)
+                layout = self._layout.updated(
+                    update.leaves, lambda name, array: None if update.checksum is None else tally.add(name, array)
+                )
+            if update.checksum is not None and (came := tally.total()) != update.checksum:
+                raise RuntimeError(
+                    f"version {update.version} came with the checksum {came} and was sent with {update.checksum}: the old weights stay"
+                )
             self._layout = jax.block_until_ready(layout)
         except Exception as error:
             settle(update.commit, error)
+            self._forfeited = update if update.recalled else None
             return
         self._version = update.version
         settle(update.commit, None)
@@ -230,9 +279,13 @@ class NativeEngine:
         return self._update
 
     def _abort(self) -> None:
-        if self._update is not None and self._update.commit is not None:
-            settle(self._update.commit, RuntimeError(f"the update to version {self._update.version} was aborted"))
-        self._update = None
+        update, self._update = self._update, None
+        if update is None:
+            return
+        for waiting in (update.commit, update.recall):
+            if waiting is not None:
+                settle(waiting, RuntimeError(f"the update to version {update.version} was aborted"))
+        self._forfeited = update if update.recalled else None
 
     def _fit(self, *, shrink: bool) -> None:
         """Give the cache room for what may be written before the next look at the queue; an idle engine may also give room back."""

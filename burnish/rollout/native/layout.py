@@ -1,4 +1,4 @@
-"""The engine's own copy of the weights, in the layout that decoding is fastest with.
+"""The engine's own copy of the weights, in the layout that decoding is fastest with; the trainer's own, lent, are `lease.py`.
 
 Owns: layers unstacked into a tuple, a LoRA adapter merged into its matrices in float32, matrices in the dtype they are multiplied in.
 Updates make a new `Layout` beside the old one, so whoever holds either has it whole. When updates happen is `engine.py`'s business.
@@ -11,7 +11,7 @@ Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,12 +27,21 @@ from burnish.models.sharding import shardings
 from burnish.models.transformer import Adapter, Params, ParamSpec, Precision, spec
 from burnish.sync.reshard import placed, reshard
 
+Arrived = Callable[[str, Array], None]
+
+
+def _unnoticed(name: str, array: Array) -> None:
+    """Nobody wants to know."""
+
 
 class Weights(NamedTuple):
-    """What the compiled programs take. A tied head is the embedding itself at float32, a bfloat16 copy of it at bf16."""
+    """What the compiled programs take. A tied head is the embedding itself at float32, a bfloat16 copy of it at bf16.
+
+    layers: each on its own, or, where they are lent, one tree of stacked leaves.
+    """
 
     embed: Float[Array, "V D"]
-    layers: tuple[dict[str, Array], ...]
+    layers: tuple[dict[str, Array], ...] | dict[str, Array]
     final_norm: Float[Array, " D"]
     head: Float[Array, "V D"]
 
@@ -59,7 +68,7 @@ class Layout:
     ) -> Layout:
         """mesh: where; None is the first device."""
         pairs, scale = ({}, 0.0) if adapter is None else adapter
-        places = _places(config, pairs, mesh)
+        places = leaf_places(config, pairs, mesh)
         stacked = {f"layers.{name}": placed(params["layers"][name], places[f"layers.{name}"]) for name in pairs}
         halves = {f"adapter.{name}.{half}": pairs[name][half] for name in pairs for half in ("a", "b")}
         stacked |= {name: _owned(value, places[name]) for name, value in halves.items()}
@@ -74,53 +83,70 @@ class Layout:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every leaf that an update may name, with its shape."""
-        tree = spec(self.config)
-        layers = {f"layers.{name}": leaf.shape for name, leaf in tree["layers"].items()}
-        top = {name: leaf.shape for name, leaf in tree.items() if name != "layers"}
-        return top | layers | {name: value.shape for name, value in self.stacked.items()}
+        return leaf_shapes(self.config) | {name: value.shape for name, value in self.stacked.items()}
 
     def check(self, name: str, array: Any) -> None:
         """Refuse a leaf that isn't one of the model's, or has another shape."""
-        shapes = self.shapes()
-        if name not in shapes:
-            raise ValueError(f"weights were pushed for {name!r}, which this engine doesn't have; it has {', '.join(sorted(shapes))}")
-        if tuple(array.shape) != shapes[name]:
-            raise ValueError(f"weights for {name!r} have shape {tuple(array.shape)}, the engine's have {shapes[name]}")
+        refuse(self.shapes(), name, array)
 
-    def updated(self, leaves: Mapping[str, Any]) -> Layout:
-        """A layout with these (checked) leaves in place of the old ones."""
-        whole = [name for name in leaves if name in self.stacked or not name.startswith("layers.")]
-        leaves = {**leaves, **{name: _owned(leaves[name], self.places[name]) for name in whole}}  # unstacking copies the others
+    def updated(self, leaves: Mapping[str, Any], arrived: Arrived = _unnoticed) -> Layout:
+        """A layout with these (checked) leaves in place of the old ones. arrived: is shown each as it came, where the engine computes."""
+        whole = {name: _owned(value, self.places[name]) for name, value in leaves.items() if not self._is_unstacked(name)}
+        for name, value in whole.items():
+            arrived(name, value)
+        leaves = {**leaves, **whole}
         stacked = {name: leaves.get(name, value) for name, value in self.stacked.items()}
         adapted = {name.split(".")[1] for name in stacked if name in leaves}
         plain = {name: value for name, value in leaves.items() if name not in stacked}
         if "embed" in plain and self.config.tied_head:
             plain["head"] = plain["embed"]
-        return self._with(stacked, plain, merged={name: stacked[f"layers.{name}"] for name in adapted})
+        return self._with(stacked, plain, merged={name: stacked[f"layers.{name}"] for name in adapted}, arrived=arrived)
 
-    def _with(self, stacked: Mapping[str, Array], leaves: Mapping[str, Any], *, merged: Mapping[str, Array]) -> Layout:
+    def _is_unstacked(self, name: str) -> bool:
+        """Whether the leaf is taken apart, and so copied, when it comes."""
+        return name.startswith("layers.") and name not in self.stacked
+
+    def _with(
+        self, stacked: Mapping[str, Array], leaves: Mapping[str, Any], *, merged: Mapping[str, Array], arrived: Arrived = _unnoticed
+    ) -> Layout:
         """Replace `leaves` as they are and the `merged` matrices by base + adapter."""
         dtype = jnp.dtype(jnp.bfloat16 if self.precision == "bf16" else jnp.float32)
         old = self.weights
         top = {name: leaves[name] for name in ("embed", "final_norm") if name in leaves}
         if "head" in leaves:
             top["head"] = leaves["head"].astype(dtype)
-        changed = {
-            name.removeprefix("layers."): _unstack(
-                _here(value, self.places[name]), dtype if value.ndim == 3 else jnp.dtype(jnp.float32), _of_layer(self.places[name])
-            )
-            for name, value in leaves.items()
-            if name.startswith("layers.")
-        }
+        changed: dict[str, tuple[Array, ...]] = {}
+        for name, value in leaves.items():
+            if self._is_unstacked(name):
+                here = _here(value, self.places[name])
+                arrived(name, here)
+                width = dtype if here.ndim == 3 else jnp.dtype(jnp.float32)
+                changed[name.removeprefix("layers.")] = _unstack(here, width, _of_layer(self.places[name]))
         for name, base in merged.items():
             a, b = stacked[f"adapter.{name}.a"], stacked[f"adapter.{name}.b"]
             changed[name] = _merge(base, a, b, scale=self.scale, dtype=dtype, place=_of_layer(self.places[f"layers.{name}"]))
+        assert isinstance(old.layers, tuple), "only lent layers are stacked"
         layers = tuple(layer | {name: parts[i] for name, parts in changed.items()} for i, layer in enumerate(old.layers))
         return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
 
 
-def _places(config: ModelConfig, pairs: Params, mesh: Mesh | None) -> dict[str, Sharding]:
-    """Of every leaf, where it goes."""
+def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every leaf of a model, layers stacked."""
+    tree = spec(config)
+    layers = {f"layers.{name}": leaf.shape for name, leaf in tree["layers"].items()}
+    return {name: leaf.shape for name, leaf in tree.items() if name != "layers"} | layers
+
+
+def refuse(shapes: Mapping[str, tuple[int, ...]], name: str, array: Any) -> None:
+    """Raise ValueError for a leaf that `shapes` hasn't, or has with another shape."""
+    if name not in shapes:
+        raise ValueError(f"weights were pushed for {name!r}, which this engine doesn't have; it has {', '.join(sorted(shapes))}")
+    if tuple(array.shape) != shapes[name]:
+        raise ValueError(f"weights for {name!r} have shape {tuple(array.shape)}, the engine's have {shapes[name]}")
+
+
+def leaf_places(config: ModelConfig, pairs: Params, mesh: Mesh | None) -> dict[str, Sharding]:
+    """Where every leaf of a model, and of an adapter, goes."""
     tree = spec(config)
     if pairs:
         tree["adapter"] = adapter_spec(config, rank=next(iter(pairs.values()))["a"].shape[-1], targets=tuple(pairs))

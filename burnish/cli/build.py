@@ -121,7 +121,7 @@ def build_learner(
         )
         if config.reward_model is not None:
             # Without a time limit: a group's wait for its turn on the devices would count.
-            specs.append(RewardSpec(REWARD_MODEL, cluster.score_rewards, config.reward_model.weight, timeout_s=None))
+            specs.append(RewardSpec(REWARD_MODEL, cluster.get_rewards, config.reward_model.weight, timeout_s=None))
         trained = "every weight" if config.model.lora is None else f"an adapter of rank {config.model.lora.rank}"
         say(f"products in {cluster.precision}, {trained} is trained, {config.rollout.slots} slots of {cluster.context} tokens")
     try:

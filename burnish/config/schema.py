@@ -182,9 +182,13 @@ class RolloutConfig(Section):
     """Tokens decoded between two looks at the queue."""
     max_kept: Positive = 512
     """Largest support of a truncated distribution (top-p, top-k, min-p are cut to the likeliest `max_kept` ids)."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """How many versions of the weights sampling may be behind the trainer. 0: a step's episodes begin when the step before is done, and
+    updates are repeatable bit by bit. k: they may begin k steps earlier, so that sampling and training overlap; ratios are then taken
+    to the policy that the step began with, and `algorithm.importance` corrects for the older sampler."""
     weights: Literal["copy", "lent"] = "copy"
     """What the engine samples from: a copy in the layout that decodes fastest, or `lent`: the actor's own arrays, at no memory but slower.
-    Lent ones need the actor's mesh, float32, no adapter, and one mini-batch a step."""
+    Lent ones need the actor's mesh, float32, no adapter, one mini-batch a step, and `max_staleness` 0."""
 
 
 RoleName = Literal["actor", "rollout", "reference", "critic", "reward"]

@@ -43,6 +43,7 @@ class BatchPlan:
     logps_micro: int | None
     num_generations: int
     num_iterations: int
+    max_staleness: int = 0
 
     @classmethod
     def from_config(cls, training: TrainingConfig, algorithm: Repeats, rollout: RolloutConfig) -> BatchPlan:
@@ -59,6 +60,7 @@ class BatchPlan:
             logps_micro=training.compute_logps_micro_batch_size or train_micro,
             num_generations=algorithm.num_generations,
             num_iterations=algorithm.num_iterations,
+            max_staleness=rollout.max_staleness,
         )
         _check_divides("mini_batch_size", plan.mini_batch, "batch_size", plan.batch)
         if plan.train_micro is not None:
@@ -68,6 +70,11 @@ class BatchPlan:
             _check_divides("compute_logps_micro_batch_size", plan.logps_micro, "mini_batch_size", plan.mini_batch)
         if tokens is not None:
             _check_context(tokens, rollout)
+        if rollout.weights == "lent" and plan.max_staleness:
+            raise UserError(
+                f"rollout.weights is lent and rollout.max_staleness is {plan.max_staleness}: an update takes the weights back while later "
+                "steps' episodes need them. Use rollout.weights copy, or max_staleness 0"
+            )
         if rollout.weights == "lent" and plan.num_mini_batches > 1:
             raise UserError(
                 f"rollout.weights is lent and a step has {plan.num_mini_batches} mini-batches: an update takes the weights back "
@@ -95,11 +102,13 @@ class BatchPlan:
 
     @property
     def queue_size(self) -> int:
-        """Places between producer and trainer at staleness 0: each chunk once an iteration, and one kept for the end of the stream.
+        """Places between producer and trainer: an update's chunks, each once an iteration, and one kept for the end of the stream; for
+        each version that sampling may be behind, a step's chunks more.
 
         With `tokens_per_device` as if each prompt were a micro-batch: where there are more, the producer waits for the trainer.
         """
-        return (self.accumulation_steps or self.mini_batch) * self.num_iterations + 1
+        update = (self.accumulation_steps or self.mini_batch) * self.num_iterations
+        return update * (1 + self.max_staleness * self.num_mini_batches) + 1
 
     def table(self) -> str:
         """The plan as text, a size a line: prompts, rows, what it is."""

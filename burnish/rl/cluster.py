@@ -60,7 +60,7 @@ class RLCluster:
     at no memory. Without it every weight is trained and the first weights are kept as the reference if the algorithm asks for one.
     The engine has its own copy of the weights, in its own layout, or borrows the actor's (`rollout.weights`); `sync_weights` is the only
     way in. critic: the model of values, for algorithms with a value loss; every weight of it is trained, in float32. reward_model: what
-    `score_rewards` asks. engine: one that is there already, on a mesh of its own, instead of a native one that is made here; it gets the
+    `get_rewards` asks. engine: one that is there already, on a mesh of its own, instead of a native one that is made here; it gets the
     weights at the first `prepare`, and is closed with the cluster.
     """
 
@@ -285,7 +285,7 @@ class RLCluster:
             raise RuntimeError("this cluster has no critic: RLCluster(..., critic=CriticConfig())")
         return self._critic
 
-    def score_rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float | None]:
+    def get_rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float | None]:
         """The reward model's score of each conversation, None for one that is too long. A reward function; any thread may call it."""
         if self.reward_model is None:
             raise RuntimeError("this cluster has no reward model: RLCluster(..., reward_model=RewardModelSection(path=...))")

@@ -93,8 +93,9 @@ class RLLearner:
         self._run = run or RunSection()
         self._plan = BatchPlan.from_config(self._training, algorithm, self._rollout)
         self._total_updates, self._critic_updates = planned_updates(algorithm, self._training, self._plan, critic)
-        # Once a step has several updates, the policy that sampled is no longer the policy now: its log-probs must be kept.
-        needed = algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and self._plan.updates_per_step > 1 else set())
+        # Once a step has several updates, or older weights have sampled for it, the policy now isn't the one that ratios are taken to.
+        moves = self._plan.updates_per_step > 1 or self._plan.max_staleness > 0
+        needed = algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and moves else set())
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
         self._rewards = RewardManager([fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns])
         self._make_agent = lambda: agent_class(**agent_kwargs)
@@ -159,7 +160,7 @@ class RLLearner:
             evaluates = self._training.compare or self._training.eval_every is not None
             saver.check_metrics({name for way in self._evaluation_samplings() for name in metric_names(way)} if evaluates else ())
         result, start = self._result, self._result.steps
-        gate = VersionGate(version=start)
+        gate = VersionGate(self._plan.max_staleness, version=start)
         producer = Producer(
             stream=self._stream,
             orchestrator=self._orchestrator,

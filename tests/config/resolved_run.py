@@ -151,7 +151,7 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
             "sampling": learner._params(config.rollout.sampling),
             "evaluation": learner._evaluation_samplings(),
             "noise": learner._run.seed,
-            "batches": [plan.batch, plan.mini_batch, plan.train_micro, plan.tokens_per_device, plan.rollout, passes],
+            "batches": [plan.batch, plan.mini_batch, plan.train_micro, plan.tokens_per_device, plan.rollout, plan.queue_size, passes],
             "updates": [learner._total_updates, learner._critic_updates],
             "optimizer": updates(optimizer, learner._total_updates),
             "algorithm": decided(learner._algorithm),
@@ -202,7 +202,7 @@ def said(fn: Any) -> Any:
     try:
         return fn(completions=["11", "121"], answer=["1", "2"])
     except TypeError:
-        return [] if "score_rewards" in repr(fn) else fn(completions=["11", "121"])
+        return [] if "get_rewards" in repr(fn) else fn(completions=["11", "121"])
 
 
 def updates(config: OptimizerConfig, total: int) -> Any:

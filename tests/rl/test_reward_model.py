@@ -162,7 +162,7 @@ def test_scores_on_a_mesh_are_those_of_one_device(folder: Path, tmp_path: Path) 
     )
 
     async def score() -> list[list[float | None]]:
-        return await asyncio.gather(*(asyncio.to_thread(cluster.score_rewards, CONVERSATIONS) for _ in range(3)))
+        return await asyncio.gather(*(asyncio.to_thread(cluster.get_rewards, CONVERSATIONS) for _ in range(3)))
 
     for scores in asyncio.run(score()):
         np.testing.assert_allclose(scores, [plain(folder, talk) for talk in CONVERSATIONS], rtol=1e-4, atol=1e-5)
@@ -188,4 +188,4 @@ def test_without_a_reward_model_a_cluster_says_how_to_give_one(tmp_path: Path) -
     write_tiny_model(tmp_path, config=tiny_config(width=16), alphabet="0123456789")
     rollout = RolloutConfig(max_prompt_tokens=8, slots=4, sampling={"max_tokens": 8})
     with pytest.raises(RuntimeError, match=r"reward_model=RewardModelSection\(path="):
-        RLCluster(tmp_path, rollout=rollout).score_rewards(CONVERSATIONS)
+        RLCluster(tmp_path, rollout=rollout).get_rewards(CONVERSATIONS)

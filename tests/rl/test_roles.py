@@ -202,7 +202,7 @@ def test_a_reward_model_on_devices_of_its_own_gives_the_same_scores(folder: Path
             assert weight_bytes(judge.params) == found.bytes_per_device
             devices = {jax.devices()[index] for index in found.place.devices}
             assert all(leaf.devices() == devices for leaf in jax.tree.leaves(judge.params))
-            return cluster.score_rewards(conversations)
+            return cluster.get_rewards(conversations)
         finally:
             cluster.close()
 

@@ -67,7 +67,7 @@ def make(
         engine=engine,
         seed=3,
     )
-    rewards: list[Any] = [digits_reward] if reward_model is None else [digits_reward, cluster.score_rewards]
+    rewards: list[Any] = [digits_reward] if reward_model is None else [digits_reward, cluster.get_rewards]
     return ConfiguredLearner(cluster, chosen, reward_fns=rewards, train_ds=ROWS, run=RunSection(seed=3))
 
 

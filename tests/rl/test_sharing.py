@@ -13,9 +13,19 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import PPOConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import ClusterConfig, Config, LoraConfig, RewardModelSection, RolloutConfig, RunSection, TrainingConfig
+from burnish.config.schema import (
+    CheckpointSection,
+    ClusterConfig,
+    Config,
+    LoraConfig,
+    RewardModelSection,
+    RolloutConfig,
+    RunSection,
+    TrainingConfig,
+)
 from burnish.models import transformer, weights
 from burnish.models.lora import init_adapter
 from burnish.models.model import Model
@@ -207,6 +217,21 @@ def test_offloaded_roles_give_the_same_updates(folder: Path, tmp_path: Path, mes
         losses.append(cluster.means("policy/loss"))
     assert_same(states[0], states[1])
     assert losses[0] == losses[1] and len({*losses[0]}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", [{"meshes": {"offload_to_cpu": ["actor"]}}, {"rollout": {"weights": "lent"}}], ids=["offloaded", "lent"])
+def test_such_a_run_goes_on_from_a_checkpoint_bit_by_bit(folder: Path, tmp_path: Path, how: dict[str, Any]) -> None:
+    def saver() -> Saver:
+        return Saver(tmp_path, CheckpointSection(every=1, keep_last=None))
+
+    whole = make(folder, algorithm={"num_iterations": 2}, max_steps=3, **how)
+    whole.train(saver=saver())
+    rest = make(folder, algorithm={"num_iterations": 2}, max_steps=3, **how)
+    assert rest.resume(tmp_path, 1) == 1
+    rest.train(saver=saver())
+    assert_same(host(whole.cluster.states), host(rest.cluster.states))
 
 
 # ----------------------------------------------------------------------------------------------------------------- a starting adapter

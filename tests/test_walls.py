@@ -41,6 +41,7 @@ LAYERS = [
         "burnish.rl.reference",
         "burnish.rl.scoring",
         "burnish.rl.sites",
+        "burnish.rl.vocabulary",
         "burnish.observe.report",
         "burnish.testing",
     ],

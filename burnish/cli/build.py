@@ -18,7 +18,7 @@ import jax
 
 from burnish import rewards
 from burnish.agentic import agents, environments
-from burnish.config.algorithms import PPOConfig
+from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.loader import Resolved
 from burnish.config.resolve import check_options, resolve
@@ -38,6 +38,7 @@ from burnish.rl.critic import check_critic
 from burnish.rl.learner import RLLearner, planned_updates
 from burnish.rl.placement import actor_place
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
+from burnish.rl.reference import check_teacher
 from burnish.rl.reward_model import check_reward_model
 from burnish.rl.sites import make_mesh
 from burnish.text.codec import Codec
@@ -84,14 +85,18 @@ def build_learner(
         say(f"{_count(stream)} prompts to train on, {len(held_out or ())} held out")
     with _step("rewards", report) as say:
         specs = [_reward(reward, base) for reward in config.rewards]
+        taught = isinstance(config.algorithm, OnPolicyDistillationConfig)
         if config.reward_model is not None:
             check_reward_model(config.reward_model)
-        elif not specs and env_class is environments.TaskEnvironment:
+        elif not specs and env_class is environments.TaskEnvironment and not taught:
             raise UserError("`rewards` is empty: name at least one reward function, e.g. `rewards: [{fn: numeric}]`")
         for prompt in [*(source.prompts[0] for source in sources if isinstance(source.prompts, Sequence)), *(held_out or ())[:1]]:
             RewardManager(specs).check(prompt)
         models = [] if config.reward_model is None else [REWARD_MODEL]
-        say(", ".join([*(spec.name for spec in specs), *models]) or "given by the environment")
+        say(
+            ", ".join([*(spec.name for spec in specs), *models])
+            or ("none: a teacher says what is good" if taught else "given by the environment")
+        )
     with _step("algorithm", report) as say:
         algorithm = algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base)
         plan = BatchPlan.from_config(config.training, algorithm, config.rollout)
@@ -100,6 +105,9 @@ def build_learner(
         mesh = make_mesh(actor_place(config.cluster, num_devices=jax.local_device_count()))
         if mesh is not None:
             check_mesh(architecture, mesh)
+        teacher = config.algorithm.teacher if isinstance(config.algorithm, OnPolicyDistillationConfig) else None
+        if teacher is not None:
+            check_teacher(teacher, codec, context=longest_sequence(config.rollout, architecture))
         if critic is not None:
             check_critic(critic, codec, context=longest_sequence(config.rollout, architecture), mesh=mesh)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
@@ -117,6 +125,7 @@ def build_learner(
             training=config.training,
             critic=critic,
             reward_model=config.reward_model,
+            teacher=teacher,
             seed=config.run.seed,
         )
         if config.reward_model is not None:

@@ -59,6 +59,13 @@ class CriticConfig(Section):
     """First steps, in which only the critic learns."""
 
 
+class TeacherConfig(Section):
+    """The model that a student learns from."""
+
+    path: str = ""
+    """A Hugging Face folder, a name from `burnish fetch`, or a hub id; its tokenizer must give every token the policy's id."""
+
+
 class AlgorithmConfig(Section):
     """Fields that every policy-gradient algorithm shares."""
 
@@ -83,7 +90,7 @@ class AlgorithmConfig(Section):
     credit: Literal["trajectory", "turn", "return_to_go"] = "trajectory"
     """What a reward is credited to: the whole episode, the turn that earned it, or that turn and all before it."""
     gamma: Fraction = 1.0
-    """Discount, per turn for `return_to_go`, per token for `ppo` and `reinforce_pp`."""
+    """Discount, per turn for `return_to_go`, per token for `ppo`, `reinforce_pp` and `on_policy_distillation`."""
     old: Literal["auto", "sampler", "recomputed"] = "auto"
     """The anchor of the ratio: the policy now for a single on-policy update, else scored before the step (`auto`); the sampler's own
     log-probs, without a pass; or always scored before the step."""
@@ -238,6 +245,20 @@ class MaxRLConfig(ClippedConfig):
     """The algorithm."""
 
 
+class OnPolicyDistillationConfig(ClippedConfig):
+    """A student's own samples, each token credited with how much likelier a teacher finds it (Lu et al., 2025, "On-Policy Distillation",
+    Thinking Machines Lab; the objective is the reverse KL of arXiv:2306.13649 and arXiv:2306.08543). Needs no reward function."""
+
+    name: Literal["on_policy_distillation"] = "on_policy_distillation"
+    """The algorithm."""
+    num_generations: Positive = 4
+    """Episodes for each drawn prompt."""
+    gamma: Fraction = 0.0
+    """Discount per token: 0 credits a token with its own divergence only, 1 with that of all that follow too."""
+    teacher: TeacherConfig = TeacherConfig()
+    """The teacher."""
+
+
 class PPOConfig(ClippedConfig):
     """Proximal policy optimisation with a critic (Schulman et al., 2017, arXiv:1707.06347)."""
 
@@ -270,6 +291,7 @@ AnyAlgorithmConfig = Annotated[
     | GMPOConfig
     | GDPOConfig
     | MaxRLConfig
+    | OnPolicyDistillationConfig
     | PPOConfig,
     Field(discriminator="name"),
 ]

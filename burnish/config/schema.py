@@ -191,7 +191,7 @@ class RolloutConfig(Section):
     Lent ones need the actor's mesh, float32, no adapter, one mini-batch a step, and `max_staleness` 0."""
 
 
-RoleName = Literal["actor", "rollout", "reference", "critic", "reward"]
+RoleName = Literal["actor", "rollout", "reference", "critic", "reward", "teacher"]
 
 
 class MeshSpec(Section):
@@ -254,7 +254,9 @@ class ClusterConfig(Section):
     """Devices of the critic; null: the actor's mesh."""
     reward: MeshSpec | None = None
     """Devices of the reward model; null: the actor's mesh."""
-    offload_to_cpu: Many[Literal["actor", "reference", "critic", "reward"]] = ()
+    teacher: MeshSpec | None = None
+    """Devices of the teacher; null: the actor's mesh."""
+    offload_to_cpu: Many[Literal["actor", "reference", "critic", "reward", "teacher"]] = ()
     """Roles whose arrays wait in the host's memory while nothing needs them: of the actor its optimizer's state, of the others all. Results
     are the same, each phase begins and ends with a copy."""
     canary: bool = False
@@ -265,7 +267,7 @@ class ClusterConfig(Section):
     def _leads_to_devices(self) -> ClusterConfig:
         if self.actor.count is None:
             raise ValueError("`actor` can't be placed by another role: the others follow it, so give it `axes` or `devices`")
-        for start in ("rollout", "reference", "critic", "reward"):
+        for start in ("rollout", "reference", "critic", "reward", "teacher"):
             path = [start]
             while (spec := getattr(self, path[-1])) is not None and (following := spec.same_as or spec.same_devices_as) is not None:
                 if following in path:

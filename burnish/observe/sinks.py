@@ -113,7 +113,7 @@ class JsonlSink:
         if self._file < 0:
             self._file = os.open(self._folder.metrics_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         line = json.dumps({"step": report.step, **json_numbers(report.metrics)}) + "\n"
-        os.write(self._file, line.encode())  # one write of a whole line: a reader never sees half of it
+        os.write(self._file, line.encode())  # one write: only a line that crosses a page can be seen in part, without its end
         trace.write_jsonl(self._folder.trace_path)
 
     def evaluation(self, report: EvalReport) -> None:

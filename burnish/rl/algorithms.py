@@ -23,12 +23,12 @@ from burnish.config.resolve import check_options, resolve
 from burnish.rl import aggregate, losses, off_policy
 from burnish.rl.advantages import Estimator, batch_normalised, gdpo, group_relative, leave_one_out, maxrl
 from burnish.rl.aggregate import Aggregate
-from burnish.rl.credit import TokenEstimator, discounted_returns, gae, kl_in_reward
+from burnish.rl.credit import TokenEstimator, discounted_returns, gae, kl_in_reward, teacher_gains
 from burnish.rl.kl import KLEstimator, k1, k2, k3, with_kl
 from burnish.rl.losses import Loss, ValueLoss
 from burnish.rl.off_policy import Reject
 
-Score = Literal["old", "reference", "values"]
+Score = Literal["old", "reference", "values", "teacher"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +161,8 @@ def _advantage(config: AnyAlgorithmConfig, *, in_reward: bool) -> Estimator | To
             return TokenEstimator(functools.partial(discounted_returns, gamma=config.gamma, baseline=config.baseline))
         case options.ReinforcePPConfig():
             return functools.partial(batch_normalised, baseline=config.baseline)
+        case options.OnPolicyDistillationConfig():
+            return TokenEstimator(functools.partial(teacher_gains, gamma=config.gamma))
         case options.PPOConfig():
             return TokenEstimator(functools.partial(gae, gamma=config.gamma, lam=config.gae_lambda, whiten=config.whiten))
     return group_relative
@@ -171,7 +173,7 @@ def _by_group(config: AnyAlgorithmConfig) -> bool:
     match config:
         case options.GRPOConfig():
             return config.scale_rewards != "batch"
-        case options.ReinforcePPConfig() | options.GDPOConfig() | options.PPOConfig():
+        case options.ReinforcePPConfig() | options.GDPOConfig() | options.PPOConfig() | options.OnPolicyDistillationConfig():
             return False
     return True
 
@@ -209,12 +211,15 @@ def _scores_needed(config: AnyAlgorithmConfig) -> frozenset[Score]:
         needed.add("reference")
     if isinstance(config, options.PPOConfig):
         needed.add("values")
+    if isinstance(config, options.OnPolicyDistillationConfig):
+        needed.add("teacher")
     return frozenset(needed)
 
 
 def _check(config: AnyAlgorithmConfig, estimator: Estimator | TokenEstimator, *, own_advantage: bool, in_reward: bool) -> None:
     """Refuse what would fail later, or quietly do nothing."""
-    alone = isinstance(config, options.PPOConfig) or (isinstance(config, options.ReinforcePPConfig) and not config.baseline)
+    alone = isinstance(config, options.PPOConfig | options.OnPolicyDistillationConfig)
+    alone = alone or (isinstance(config, options.ReinforcePPConfig) and not config.baseline)
     by_token = isinstance(estimator, TokenEstimator)
     if config.num_generations < 2 and not alone and not own_advantage:
         raise UserError(
@@ -235,6 +240,8 @@ def _check(config: AnyAlgorithmConfig, estimator: Estimator | TokenEstimator, *,
             f"algorithm.advantage is your own, but the critic of {config.name} learns the returns that GAE gives beside the advantages: "
             "use an algorithm without a critic, or pass a TokenEstimator that gives returns"
         )
+    if own_advantage and isinstance(config, options.OnPolicyDistillationConfig):
+        raise UserError(f"algorithm.advantage is your own, so the teacher of {config.name} would say nothing: use another algorithm")
     if config.gamma < 1 and config.credit != "return_to_go" and not by_token:
         raise UserError(f"algorithm.gamma is {config.gamma}, but credit by {config.credit} discounts nothing: use return_to_go, or gamma 1")
     if in_reward and isinstance(config, options.GDPOConfig) and not own_advantage:

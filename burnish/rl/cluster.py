@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from burnish.config.algorithms import CriticConfig
+from burnish.config.algorithms import CriticConfig, TeacherConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, RewardModelSection, RolloutConfig, TrainingConfig
 from burnish.models import families, transformer, weights
@@ -38,7 +38,7 @@ from burnish.rl.batch import TokenBatch
 from burnish.rl.critic import Critic
 from burnish.rl.placement import Place, Placement, Role, placement
 from burnish.rl.publish import Publisher, check_canary
-from burnish.rl.reference import Reference, fingerprint
+from burnish.rl.reference import Reference, fingerprint, load_teacher
 from burnish.rl.reward_model import RewardModel
 from burnish.rl.sites import Site, place_of, sites
 from burnish.rollout.engine import Engine, wait_for
@@ -60,8 +60,8 @@ class RLCluster:
     at no memory. Without it every weight is trained and the first weights are kept as the reference if the algorithm asks for one.
     The engine has its own copy of the weights, in its own layout, or borrows the actor's (`rollout.weights`); `sync_weights` is the only
     way in. critic: the model of values, for algorithms with a value loss; every weight of it is trained, in float32. reward_model: what
-    `get_rewards` asks. engine: one that is there already, on a mesh of its own, instead of a native one that is made here; it gets the
-    weights at the first `prepare`, and is closed with the cluster.
+    `get_rewards` asks. teacher: whom the policy learns from, for algorithms that ask for its scores. engine: one that is there already, on
+    a mesh of its own, instead of a native one that is made here; it gets the weights at the first `prepare`, and the cluster closes it.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class RLCluster:
         training: TrainingConfig = TrainingConfig(),
         critic: CriticConfig | None = None,
         reward_model: RewardModelSection | None = None,
+        teacher: TeacherConfig | None = None,
         engine: Engine | None = None,
         seed: int = 0,
     ) -> None:
@@ -82,7 +83,7 @@ class RLCluster:
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
         lent = rollout.weights == "lent" and engine is None
         brought = None if engine is None else place_of(engine.mesh)
-        self._place = _placer(cluster, architecture, lora, self.precision, critic, reward_model, lent=lent, brought=brought)
+        self._place = _placer(cluster, architecture, lora, self.precision, critic, reward_model, teacher, lent=lent, brought=brought)
         self.placement: Placement = self._place(needs_reference=cluster.reference is not None)
         self._sites = sites(self.placement)
         actor = self._sites[Role.ACTOR]
@@ -125,6 +126,18 @@ class RLCluster:
             None
             if reward_model is None
             else _reward_model(reward_model, self.precision, self._sites[Role.REWARD], offload=Role.REWARD in self._offloaded)
+        )
+        self._teacher = (
+            None
+            if teacher is None
+            else load_teacher(
+                teacher,
+                self.model.codec,
+                context=self.context,
+                options=HeadOptions(chunk=training.head_chunk, precision=self.precision),
+                site=self._sites[Role.TEACHER],
+                offload=Role.TEACHER in self._offloaded,
+            )
         )
         self.engine: Engine = self._start_engine(adapter) if engine is None else engine
         self._is_behind = engine is not None or lent
@@ -241,6 +254,16 @@ class RLCluster:
         if self._reference is None:
             raise RuntimeError("this algorithm compares with no reference (beta is 0)")
         return self._reference.logps(batch)
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._teacher is not None
+
+    def get_teacher_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
+        """Log-probs of the scored ids under the teacher."""
+        if self._teacher is None:
+            raise RuntimeError("this cluster has no teacher: RLCluster(..., teacher=TeacherConfig(path=...))")
+        return self._teacher.logps(batch)
 
     def update_actor(self, micro_batches: Iterable[MicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches, each taken when it is needed. Returns the update's metrics.
@@ -409,6 +432,7 @@ def _placer(
     precision: Precision,
     critic: CriticConfig | None,
     reward_model: RewardModelSection | None,
+    teacher: TeacherConfig | None,
     *,
     lent: bool,
     brought: Place | None,
@@ -421,6 +445,8 @@ def _placer(
         folder = locate(reward_model.path)
         options["reward"] = weights.load_scalar_config(folder)
         options["reward_weight_bytes"] = jnp.dtype(families.stored_dtype(read_json(folder / "config.json"))).itemsize
+    if teacher is not None and teacher.path:
+        options["teacher"] = weights.load_config(locate(teacher.path))
     return partial(placement, cluster, num_devices=jax.local_device_count(), **options)
 
 

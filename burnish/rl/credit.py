@@ -50,7 +50,8 @@ class ScoredEpisode:
 
     token_rewards: float32[T], each reward on the last id of its turn. truncated: a limit ended it before its environment did.
     values: float32[T], the critic's value before each id, and last_value the one after the last. kl: float32[T], the penalty of each id,
-    already weighted. None where the algorithm has no such score.
+    already weighted. teacher_gain: float32[T], how much likelier, in nats, a teacher finds each id than the policy that the step began with
+    does. None where the algorithm has no such score.
     """
 
     group: tuple[int, int]
@@ -61,6 +62,7 @@ class ScoredEpisode:
     values: np.ndarray | None = None
     last_value: float = 0.0
     kl: np.ndarray | None = None
+    teacher_gain: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,7 @@ def scored_episodes(
     values: Mapping[int, np.ndarray] | None = None,
     last_values: Mapping[int, float] | None = None,
     kl: Mapping[int, np.ndarray] | None = None,
+    teacher_gain: Mapping[int, np.ndarray] | None = None,
 ) -> list[ScoredEpisode]:
     """The episodes of a batch with their scores, which are given by sequence number as `batch.by_sequence` returns them.
 
@@ -250,6 +253,7 @@ def scored_episodes(
             values=None if values is None else values[number],
             last_value=0.0 if last_values is None else last_values[number],
             kl=None if kl is None else kl[number],
+            teacher_gain=None if teacher_gain is None else teacher_gain[number],
         )
         for number in sorted(present)
     ]
@@ -299,6 +303,20 @@ def discounted_returns(episodes: Sequence[ScoredEpisode], /, *, gamma: float = 1
         centred, _ = _estimated(against_group, [episode.reward for episode in episodes], [episode.group for episode in episodes])
         placed = [np.append(np.zeros(len(old) - 1), value) for old, value in zip(placed, centred, strict=True)]
     return [TokenAdvantages(a) for a in whitened([_discounted(_penalised(r, e.kl), gamma) for r, e in zip(placed, episodes, strict=True)])]
+
+
+def teacher_gains(episodes: Sequence[ScoredEpisode], /, *, gamma: float = 0.0) -> list[TokenAdvantages]:
+    """On-policy distillation: A_t = g_t - kl_t + gamma A_{t+1} with g_t = log p_teacher(id_t) - log p_old(id_t).
+
+    In expectation over the student's own samples -g is the reverse KL of the student to the teacher, so at gamma 0 each token descends its
+    own. Source: "On-Policy Distillation" (Lu et al., 2025); the objective: arXiv:2306.13649, arXiv:2306.08543.
+    """
+    gains = []
+    for episode in episodes:
+        if episode.teacher_gain is None:
+            raise ValueError("teacher_gains needs a teacher's log-probs: an algorithm that uses it must ask for the scores `teacher`")
+        gains.append(_discounted(_penalised(episode.teacher_gain, episode.kl), gamma).astype(np.float32))
+    return [TokenAdvantages(gain) for gain in gains]
 
 
 def kl_in_reward(episodes: Sequence[ScoredEpisode], /, *, estimator: Estimator) -> list[TokenAdvantages]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from burnish.config.algorithms import CriticConfig
-from burnish.config.errors import UserError
 from burnish.config.schema import TrainingConfig
 from burnish.models import scalar_head, weights
 from burnish.models.config import ModelConfig
@@ -26,9 +25,9 @@ from burnish.rl.aggregate import Aggregate
 from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import ValueLoss
 from burnish.rl.sites import Site
+from burnish.rl.vocabulary import check_reads_ids
 from burnish.sync.host_memory import to_devices, to_host
 from burnish.text.codec import Codec
-from burnish.text.tokenizer import Tokenizer
 from burnish.train.optim import make_optimizer
 from burnish.train.state import TrainState, init_state, stop_if_nonfinite
 from burnish.train.step import Steps
@@ -129,15 +128,5 @@ def check_critic(config: CriticConfig, codec: Codec, *, context: int, mesh: Mesh
     architecture = weights.load_scalar_config(folder, zero_head=True)
     if mesh is not None:
         check_mesh(architecture, mesh)
-    if (folder / "tokenizer.json").is_file() and (other := codec.tokenizer.differences(Tokenizer.load(folder))):
-        raise UserError(
-            f"algorithm.critic.path: {folder} has another tokenizer than the policy: {len(other)} tokens have another id there or none, "
-            f"e.g. {other[0]!r}. The critic reads the policy's ids: take a model of the same vocabulary"
-        )
-    for what, has, needs in (
-        ("ids", architecture.vocab_size, codec.tokenizer.vocab_size),
-        ("positions", architecture.max_positions, context),
-    ):
-        if has < needs:
-            raise UserError(f"algorithm.critic.path: the model in {folder} has {has} {what}, this run uses {needs}")
+    check_reads_ids("algorithm.critic.path", "critic", folder, architecture, codec, context=context)
     return folder, architecture

@@ -97,6 +97,8 @@ class RLLearner:
         moves = self._plan.updates_per_step > 1 or self._plan.max_staleness > 0
         needed = algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and moves else set())
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
+        if not reward_fns and "teacher" in algorithm.scores_needed:
+            reward_fns = [RewardSpec("ungraded", _ungraded)]
         self._rewards = RewardManager([fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns])
         self._make_agent = lambda: agent_class(**agent_kwargs)
         self._make_env = lambda prompt: env_class({**prompt.meta, "prompt": list(prompt.messages)}, **env_kwargs)
@@ -384,6 +386,11 @@ class RLLearner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
+
+
+def _ungraded(completions: Sequence[str]) -> list[float]:
+    """Where a teacher says what is good: every episode counts, none more than another."""
+    return [0.0] * len(completions)
 
 
 def planned_updates(algorithm: Algorithm, training: TrainingConfig, plan: BatchPlan, critic: CriticConfig | None) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, TaskEnvironment
-from burnish.config.algorithms import AnyAlgorithmConfig, GRPOConfig, PPOConfig
+from burnish.config.algorithms import AnyAlgorithmConfig, GRPOConfig, OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import RolloutConfig, RunSection, TrainingConfig
 from burnish.data.stream import PromptStream
@@ -53,6 +53,8 @@ class ConfiguredLearner(RLLearner):
         if critic is not None and isinstance(policy, RLCluster) and policy.critic_config != critic:
             has = "none" if policy.critic_config is None else "one of other options, which these would not replace"
             raise UserError(f"PPO needs a critic, and this cluster has {has}: build it with RLCluster(..., critic=config.critic)")
+        if isinstance(chosen, OnPolicyDistillationConfig) and not (isinstance(policy, RLCluster) and policy.has_teacher):
+            raise UserError("on-policy distillation needs a teacher: build the cluster with RLCluster(..., teacher=config.teacher)")
         super().__init__(
             policy,
             algorithm,

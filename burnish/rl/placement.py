@@ -30,6 +30,7 @@ class Role(enum.StrEnum):
     REFERENCE = "reference"
     CRITIC = "critic"
     REWARD = "reward"
+    TEACHER = "teacher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +107,22 @@ def placement(
     critic: ModelConfig | None = None,
     reward: ModelConfig | None = None,
     reward_weight_bytes: int = 4,
+    teacher: ModelConfig | None = None,
 ) -> Placement:
     """Where everything goes.
 
-    num_devices: this process's. model: the actor's architecture; critic, reward: the others', None where there is none. lent: the engine
-    samples from the actor's own arrays (`rollout.weights`). brought: where an engine is that is there already; then `config` places none.
-    reward_weight_bytes: of one weight of the reward model, which stays as it is stored.
+    num_devices: this process's. model: the actor's architecture; critic, reward, teacher: the others', None where there is none. lent: the
+    engine samples from the actor's own arrays (`rollout.weights`). brought: where an engine is that is there already; then `config` places
+    none. reward_weight_bytes: of one weight of the reward model, which stays as it is stored.
     Raises UserError for more devices than there are, for roles that overlap in part, for a mesh of a role that isn't there, and for
     weights that can't be lent.
     """
-    present = {Role.REFERENCE: needs_reference, Role.CRITIC: critic is not None, Role.REWARD: reward is not None}
+    present = {
+        Role.REFERENCE: needs_reference,
+        Role.CRITIC: critic is not None,
+        Role.REWARD: reward is not None,
+        Role.TEACHER: teacher is not None,
+    }
     for role, reason in _ABSENT.items():
         if not present[role] and _spec(config, role) is not None:
             raise UserError(f"cluster.{role} gives devices to a role that this run doesn't have: {reason}, or leave cluster.{role} out")
@@ -140,6 +147,9 @@ def placement(
         if architecture is not None:
             size = _bytes(scalar_head.spec(architecture), places[role], width)
             found[role] = RolePlacement(role, places[role], "own", _OWN[role], size)
+    if teacher is not None:
+        size = _bytes(transformer.spec(teacher), places[Role.TEACHER], 4)
+        found[Role.TEACHER] = RolePlacement(Role.TEACHER, places[Role.TEACHER], "own", _OWN[Role.TEACHER], size)
     return Placement(found)
 
 
@@ -147,10 +157,12 @@ _ABSENT = {
     Role.REFERENCE: "its algorithm compares with none: set algorithm.beta",
     Role.CRITIC: "only PPO has a critic: set algorithm.name to ppo",
     Role.REWARD: "there is no reward_model: give it a path",
+    Role.TEACHER: "only on_policy_distillation has a teacher: set algorithm.name to that",
 }
 _OWN = {
     Role.CRITIC: "every weight is trained, float32 masters",
     Role.REWARD: "another model; its weights stay as they are stored",
+    Role.TEACHER: "another model, frozen, float32",
 }
 
 
@@ -169,6 +181,8 @@ def _spec(config: ClusterConfig, role: Role) -> MeshSpec | None:
             return config.critic
         case Role.REWARD:
             return config.reward
+        case Role.TEACHER:
+            return config.teacher
 
 
 def actor_place(config: ClusterConfig, *, num_devices: int) -> Place:

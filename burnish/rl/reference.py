@@ -1,32 +1,41 @@
-"""The reference of a run: frozen weights that the policy is compared with, on a mesh of their own.
+"""Frozen weights that the policy is compared with, on a mesh of their own: the reference of a run, and its teacher.
 
-Owns where they lie, the way to them, and how frozen weights are told from others; the cluster holds the one reference, and says with
-which program it is asked.
+Owns where they lie, the way to them, how a teacher is read, and how frozen weights are told from others; the cluster holds them, and says
+with which program the reference is asked.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from burnish.models import transformer
+from burnish.config.algorithms import TeacherConfig
+from burnish.config.errors import UserError
+from burnish.models import transformer, weights
 from burnish.models.config import ModelConfig
+from burnish.models.locate import locate
 from burnish.models.lora import adapter_spec
 from burnish.models.transformer import Params
 from burnish.observe.trace import span
 from burnish.rl.batch import TokenBatch
 from burnish.rl.sites import Site
+from burnish.rl.vocabulary import check_reads_ids
 from burnish.sync.host_memory import Shelf
+from burnish.text.codec import Codec
+from burnish.train.score import HeadOptions, make_score
 from burnish.train.state import leaf_names
 
 
 class Reference:
-    """params: the weights, wherever they are; they are shared where they lie at `site` already, else copied there. pairs: of the adapter
+    """Somebody who gives the policy's ids log-probs of his own.
+
+    params: the weights, wherever they are; they are shared where they lie at `site` already, else copied there. pairs: of the adapter
     that they are compared with, likewise; None: without one. offload: the weights wait in the host's memory; then they are copied too.
     """
 
@@ -37,10 +46,11 @@ class Reference:
         score: Callable[..., Any],
         site: Site,
         *,
+        role: str = "reference",
         pairs: Params | None = None,
         offload: bool = False,
     ) -> None:
-        self._site, self._score = site, site.in_turn(score)
+        self._site, self._score, self._role = site, site.in_turn(score), role
         if pairs is not None:
             rank = next(iter(pairs.values()))["a"].shape[-1]
             pairs = site.spread(pairs, adapter_spec(config, rank=rank, targets=tuple(pairs)))
@@ -52,11 +62,31 @@ class Reference:
 
     def logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids, of a batch on the actor's devices, which is where they come back to."""
-        with span("score", role="reference"):
+        with span("score", role=self._role):
             return self._site.back(self._score(*self._shelf.tree, self._site.take(batch)))
 
     def digest(self) -> str:
         return self._site.in_turn(fingerprint)(self.params)
+
+
+def check_teacher(config: TeacherConfig, codec: Codec, *, context: int) -> tuple[Path, ModelConfig]:
+    """The folder and architecture of a teacher that can read what the policy writes (`codec`, at most `context` ids); reads no weights."""
+    if not config.path:
+        raise UserError("algorithm.teacher.path isn't set: give the model to learn from, a folder or a name from `burnish fetch`")
+    folder = locate(config.path)
+    architecture = weights.load_config(folder)
+    check_reads_ids("algorithm.teacher.path", "teacher", folder, architecture, codec, context=context)
+    return folder, architecture
+
+
+def load_teacher(
+    config: TeacherConfig, codec: Codec, *, context: int, options: HeadOptions, site: Site, offload: bool = False
+) -> Reference:
+    """The teacher with its weights, in float32."""
+    folder, architecture = check_teacher(config, codec, context=context)
+    _, params = weights.load(folder, mesh=site.mesh)
+    score = make_score(architecture, lora_scale=1.0, options=options)
+    return Reference(architecture, params, score, site, role="teacher", offload=offload)
 
 
 def fingerprint(params: Params) -> str:

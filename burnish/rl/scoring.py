@@ -27,11 +27,13 @@ from burnish.train.value import ValueMicroBatch
 
 
 class Scored(NamedTuple):
-    """A micro-batch as the updates take it. critic: None without one. reward_kl: the penalty in the rewards, [R, M], or None."""
+    """A micro-batch as the updates take it. critic: None without one. [R, M] or None: reward_kl, the penalty in the rewards; teacher_gain,
+    how much likelier a teacher finds an id than the policy does."""
 
     actor: MicroBatch
     critic: ValueMicroBatch | None
     reward_kl: np.ndarray | None
+    teacher_gain: np.ndarray | None
 
 
 def score(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> list[Scored]:
@@ -59,16 +61,18 @@ class _Asked(NamedTuple):
     values: jax.Array | None
     values_after: jax.Array | None
     reward_kl: np.ndarray | None
+    teacher_gain: np.ndarray | None
 
 
 def _ask(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> list[_Asked]:
     needed, nobody = algorithm.scores_needed, [None] * len(chunks)
     host, placed = [chunk.batch for chunk in chunks], [cluster.place(chunk.batch) for chunk in chunks]
-    by_policy = "old" in needed or algorithm.reward_kl is not None
+    by_policy = "old" in needed or "teacher" in needed or algorithm.reward_kl is not None
     policy = _logps(cluster, cluster.get_actor_per_token_logps, host, placed) if by_policy else nobody
     reference = _logps(cluster, cluster.get_ref_per_token_logps, host, placed) if "reference" in needed else nobody
+    teacher = _logps(cluster, cluster.get_teacher_per_token_logps, host, placed) if "teacher" in needed else nobody
     asked = []
-    for chunk, batch, scored, ref in zip(chunks, placed, policy, reference, strict=True):
+    for chunk, batch, scored, ref, taught in zip(chunks, placed, policy, reference, teacher, strict=True):
         old = jnp.asarray(batch.sampler_logps) if algorithm.old == "sampler" else scored if "old" in needed else None
         values, after = cluster.get_values(batch) if "values" in needed else (None, None)
         penalty = None
@@ -76,7 +80,8 @@ def _ask(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> l
             # Never the sampler's log-probs: a policy that is the reference would be charged for their rounding, and a group whose rewards
             # are otherwise equal divides by nothing but that.
             penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(scored, ref))
-        asked.append(_Asked(chunk, batch, old, ref, values, after, penalty))
+        gain = None if taught is None or scored is None else np.asarray(taught) - np.asarray(scored)
+        asked.append(_Asked(chunk, batch, old, ref, values, after, penalty, gain))
     return asked
 
 
@@ -115,6 +120,7 @@ def _credit(estimator: TokenEstimator, asked: Sequence[_Asked], *, with_returns:
             values=None if found.values is None else by_sequence(np.asarray(found.values), batch),
             last_values=None if after is None else {i: float(values[-1]) for i, values in after.items()},
             kl=None if found.reward_kl is None else by_sequence(found.reward_kl, batch),
+            teacher_gain=None if found.teacher_gain is None else by_sequence(found.teacher_gain, batch),
         )
     answers = {(e.group, e.sample): answer for e, answer in zip(episodes, estimator(episodes), strict=True)}
     credited = []
@@ -133,7 +139,7 @@ def _credit(estimator: TokenEstimator, asked: Sequence[_Asked], *, with_returns:
 
 def _scored(found: _Asked, batch: TokenBatch) -> Scored:
     critic = None if found.values is None else ValueMicroBatch(batch, found.values)
-    return Scored(MicroBatch(batch, found.old_logps, found.ref_logps), critic, found.reward_kl)
+    return Scored(MicroBatch(batch, found.old_logps, found.ref_logps), critic, found.reward_kl, found.teacher_gain)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- metrics
@@ -158,3 +164,5 @@ def record_credit(metrics: MetricCollector, scored: Sequence[Scored]) -> None:
         metrics.min("advantage/min", advantages)
         if part.reward_kl is not None:
             metrics.mean("reward/kl_penalty", part.reward_kl[mask])
+        if part.teacher_gain is not None:
+            metrics.mean("teacher/reverse_kl", -part.teacher_gain[mask])

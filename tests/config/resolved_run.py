@@ -142,6 +142,7 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
             "reward model": None
             if (judge := cluster.reward_model) is None
             else [float(jnp.sum(jnp.abs(judge.params["score"]))), judge.max_tokens, judge._rows],
+            "teacher": None if (teacher := cluster._teacher) is None else float(jnp.sum(jnp.abs(teacher.params["embed"]))),
             "prompts": [(prompt.id, prompt.messages, prompt.meta) for prompt in prompts],
             "ids": codec.template.encode(list(prompts[0].messages)),
             "held out": [(prompt.id, prompt.messages) for prompt in learner._held_out],
@@ -269,7 +270,8 @@ def advantages(algorithm: Algorithm) -> Any:
         present = [i for i, key in enumerate(episode_keys(GROUPS)) if key in counted]
         tokens = {i: np.sin(np.arange(6, dtype=np.float32) + i) for i in present}
         kl = None if algorithm.reward_kl is None else {i: algorithm.reward_kl.beta * np.abs(values) for i, values in tokens.items()}
-        episodes = scored_episodes(GROUPS, present, values=tokens, last_values=dict.fromkeys(present, 0.5), kl=kl)
+        gain = {i: np.cos(values) for i, values in tokens.items()} if "teacher" in algorithm.scores_needed else None
+        episodes = scored_episodes(GROUPS, present, values=tokens, last_values=dict.fromkeys(present, 0.5), kl=kl, teacher_gain=gain)
         return [[answer.advantages, answer.returns] for answer in algorithm.advantage(episodes)]
     parts = [[group] for group in GROUPS] if algorithm.advantage_scope == "group" else [GROUPS]
     options = {"train_truncated": algorithm.train_truncated, "per": algorithm.credit, "gamma": algorithm.gamma}

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from burnish.cli.main import main
+from burnish.config.algorithms import TeacherConfig
 from burnish.config.reference import ALGORITHMS, sections
 from burnish.config.schema import Config
 from tests.config.resolved_run import left_behind, observe, observe_algorithm, program, slope, write_task
@@ -66,8 +67,8 @@ OTHER: dict[str, list[Any]] = {
     "cluster.actor.axes": [{"data": 2}, {"fsdp": 2}, {"tp": 2}],
     "cluster.actor.devices": [[3], 2],
     "cluster.offload_to_cpu": [["actor"]],
-    **{f"cluster.{role}.axes": [{"fsdp": 2}] for role in ("rollout", "reference", "critic", "reward")},
-    **{f"cluster.{role}.devices": [[4, 6], "6-7", 2] for role in ("rollout", "reference", "critic", "reward")},
+    **{f"cluster.{role}.axes": [{"fsdp": 2}] for role in ("rollout", "reference", "critic", "reward", "teacher")},
+    **{f"cluster.{role}.devices": [[4, 6], "6-7", 2] for role in ("rollout", "reference", "critic", "reward", "teacher")},
     "training.mini_batch_size": [2],
     "training.train_micro_batch_size": [2],
     "training.tokens_per_device": [64],
@@ -80,6 +81,7 @@ OTHER: dict[str, list[Any]] = {
     "algorithm.loss.fn": ["./mine.py:other_loss"],
     "algorithm.loss.options": [{"factor": 3.0}],
     "algorithm.critic.path": ["judge"],
+    "algorithm.teacher.path": ["other"],
     "run.folder": ["elsewhere"],
     "checkpoint.every": [1],
     "checkpoint.every_minutes": [1e-9],
@@ -94,6 +96,7 @@ OTHER: dict[str, list[Any]] = {
     "training.max_nonfinite_updates": [1],
 }
 JUDGE = {"path": "judge"}
+DISTILLS: dict[str, Any] = {"algorithm.name": "on_policy_distillation", "algorithm.teacher": {"path": "model"}}
 BEST = {"metric": "reward/mean", "mode": "max"}
 WHERE: dict[str, dict[str, Any]] = {
     "model.lora.": {"model.lora": {"rank": 2}},
@@ -107,6 +110,9 @@ WHERE: dict[str, dict[str, Any]] = {
     "cluster.critic": {"algorithm.name": "ppo"},
     "cluster.critic.": {"algorithm.name": "ppo", "cluster.critic": {"devices": [4, 5]}},
     "cluster.reward": {"reward_model": JUDGE},
+    "cluster.teacher": DISTILLS,
+    "cluster.teacher.": {**DISTILLS, "cluster.teacher": {"devices": [4, 5]}},
+    "algorithm.teacher.": DISTILLS,
     "cluster.reward.": {"reward_model": JUDGE, "cluster.reward": {"devices": [4, 5]}},
     "algorithm.critic.": {"algorithm.name": "ppo"},
     "algorithm.rejection.": {"algorithm.rejection": {}},
@@ -227,7 +233,7 @@ def changed(options: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def conditions(path: str, algorithm: str) -> dict[str, Any]:
     """What is set in both runs for a field to matter."""
-    if path == "algorithm.gamma" and algorithm in ("ppo", "reinforce_pp"):  # these discount by the token
+    if path == "algorithm.gamma" and algorithm in ("ppo", "reinforce_pp", "on_policy_distillation"):  # these discount by the token
         return {}
     found: dict[str, Any] = {}
     for key, changes in WHERE.items():
@@ -253,9 +259,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def task(folder: Path) -> dict[str, Any]:
     options = write_task(folder)
-    for key in ("model.path", "model.lora.path", "reward_model.path", "algorithm.critic.path"):
+    for key in ("model.path", "model.lora.path", "reward_model.path", "algorithm.critic.path", "algorithm.teacher.path"):
         OTHER[key] = [str(folder / Path(value).name) for value in OTHER[key]]
-    for section in (OTHER["reward_model"][0], WHERE["reward_model."]["reward_model"]):
+    for section in (OTHER["reward_model"][0], WHERE["reward_model."]["reward_model"], DISTILLS["algorithm.teacher"]):
         section["path"] = str(folder / Path(section["path"]).name)
     VALID.clear()
     VALID.update(options)
@@ -281,7 +287,10 @@ def without_effect(task: dict[str, Any], path: str, info: FieldInfo, see: Any, l
 
 ALL = dict(fields(Config))
 CRITIC = {f"algorithm.critic.{path}": info for path, info in fields(next(iter(sections(ALGORITHMS[-1].model_fields["critic"].annotation))))}
-BUILT = {path: info for path, info in (ALL | CRITIC).items() if path not in ALLOWED and not path.startswith((*BY_RUNNING, *BY_PROGRAM))}
+TEACHER = {f"algorithm.teacher.{path}": info for path, info in fields(TeacherConfig)}
+BUILT = {
+    path: info for path, info in (ALL | CRITIC | TEACHER).items() if path not in ALLOWED and not path.startswith((*BY_RUNNING, *BY_PROGRAM))
+}
 
 
 def test_the_allow_list_is_short_and_names_fields():
@@ -314,6 +323,10 @@ def test_a_field_that_nothing_reads_would_be_found(task: dict[str, Any], built: 
         assert built(json.dumps(changed(options, {path: value}))) == built(json.dumps(options))
 
 
+TAUGHT = ("ppo", "on_policy_distillation")
+"""Algorithms that take no advantage of one's own."""
+
+
 def ways_to_see(folder: Path) -> list[Callable[[Any], Any]]:
     return [lambda o, ask=ask: ask(Config.model_validate(o).algorithm, folder) for ask in (observe_algorithm, slope)]
 
@@ -322,8 +335,8 @@ def ways_to_see(folder: Path) -> list[Callable[[Any], Any]]:
 def test_b127_a_field_of_an_algorithm_changes_what_it_does(task: dict[str, Any], folder: Path, model: Any):
     name = model.model_fields["name"].default
     options = changed(task, {"algorithm": {"name": name, "beta": 0.1}})
-    walked = {path: info for path, info in fields(model, "algorithm.") if path not in CRITIC and path != "algorithm.name"}
-    if name == "ppo":  # a function of one's own is refused there: it gives the critic no returns
+    walked = {path: info for path, info in fields(model, "algorithm.") if path not in {*CRITIC, *TEACHER, "algorithm.name"}}
+    if name in TAUGHT:
         walked = {path: info for path, info in walked.items() if not path.startswith("algorithm.advantage.")}
     silent = [fault for path, info in walked.items() for fault in without_effect(options, path, info, *ways_to_see(folder))]
     assert silent == [] and len(walked) > 20
@@ -333,11 +346,11 @@ def test_b127_a_field_of_an_algorithm_changes_what_it_does(task: dict[str, Any],
 @pytest.mark.parametrize("model", ALGORITHMS, ids=lambda model: model.model_fields["name"].default)
 def test_b127_beside_a_function_of_ones_own_no_option_is_silent(task: dict[str, Any], folder: Path, model: Any, own: str):
     name = model.model_fields["name"].default
-    if (name, own) == ("ppo", "advantage"):
-        pytest.skip("a function of one's own is refused there: it gives the critic no returns")
+    if name in TAUGHT and own == "advantage":
+        pytest.skip("a function of one's own is refused there: it gives the critic no returns, or no teacher a say")
     mine = {own: {"fn": f"./mine.py:{own}"}}
     options = changed(task, {"algorithm": {"name": name, "beta": 0.1, "importance": None, **mine}})
-    walked = [(path, info) for path, info in fields(model, "algorithm.") if path.count(".") == 1 and path not in CRITIC]
+    walked = [(path, info) for path, info in fields(model, "algorithm.") if path.count(".") == 1 and path not in {*CRITIC, *TEACHER}]
     silent = [
         fault
         for path, info in walked

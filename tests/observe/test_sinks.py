@@ -155,22 +155,24 @@ sink.close()
 """
 
 
-def test_b115_a_reader_never_sees_half_a_row_and_a_kill_loses_at_most_the_last(tmp_path: Path) -> None:
+def test_b115_whole_lines_always_parse_and_a_kill_loses_at_most_the_last(tmp_path: Path) -> None:
     run = tmp_path / "a"
 
     def rows() -> list[int]:
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True) if (run / "metrics.jsonl").is_file() else []
+        if lines and not lines[-1].endswith("\n"):
+            lines.pop()  # not written yet: kernels copy a write page by page, and readers may look in between
         assert all(line.endswith("\n") and len(json.loads(line)) == 51 for line in lines)
         if (run / "eval.json").is_file():
             json.loads((run / "eval.json").read_text())
         return [json.loads(line)["step"] for line in lines]
 
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
-    reads = 0
+    reads = before = 0
     while writer.poll() is None:
         seen = rows()
-        assert seen == list(range(1, len(seen) + 1))
-        reads += 1
+        assert seen == list(range(1, len(seen) + 1)) and len(seen) >= before, "what was read once is there"
+        reads, before = reads + 1, len(seen)
         if len(seen) > 600:
             writer.kill()
     writer.wait()

@@ -39,6 +39,7 @@ LAYERS = [
         "burnish.rl.reference",
         "burnish.rl.scoring",
         "burnish.rl.sites",
+        "burnish.train.trainers",
         "burnish.observe.report",
         "burnish.testing",
     ],

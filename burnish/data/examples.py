@@ -111,7 +111,7 @@ def fit(example: Example, *, max_tokens: int, overlong: Overlong) -> Example | N
     if longest <= max_tokens:
         return example
     if overlong == "error":
-        raise DataError(f"{example.id}: {longest} tokens, `data.max_tokens` is {max_tokens}")
+        raise DataError(f"{example.id}: {longest} tokens, `training.max_tokens` is {max_tokens}")
     if overlong == "drop":
         return None
     cut = tuple(Answer(a.ids[:max_tokens], a.trained[:max_tokens], a.shown, a.wanted) for a in example.answers)

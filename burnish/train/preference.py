@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from burnish.config.preference import AnyPreferenceConfig, NormalisedConfig
 from burnish.pytree import pytree
 from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import Mean, Metrics, clean
@@ -57,14 +58,15 @@ class Answers:
         return Answers(self.logps * share, ref_logps, jnp.minimum(self.tokens, 1.0))
 
 
-def answers(batch: TokenBatch, logps: Float[Array, "R M"], ref_logps: Float[Array, "R M"] | None = None) -> Answers:
-    """Sums over the episodes of a batch, by their number in it; those that lie in other micro-batches are not present."""
-    mask, numbers = jnp.asarray(batch.mask), jnp.ravel(jnp.asarray(batch.sequences))
+def answer_sums(batch: TokenBatch, values: Float[Array, "R M"]) -> PerAnswer:
+    """Sums over the scored tokens of each episode of a batch, by its number; 0 for those that lie in other micro-batches."""
+    summed = jnp.ravel(clean(values, jnp.asarray(batch.mask)))
+    return jax.ops.segment_sum(summed, jnp.ravel(jnp.asarray(batch.sequences)), num_segments=batch.num_sequences)
 
-    def summed(values: Float[Array, "R M"]) -> PerAnswer:
-        return jax.ops.segment_sum(jnp.ravel(clean(values, mask)), numbers, num_segments=batch.num_sequences)
 
-    return Answers(summed(logps), None if ref_logps is None else summed(ref_logps), summed(jnp.ones_like(logps)))
+def answers(batch: TokenBatch, logps: Float[Array, "R M"], ref_logps: PerAnswer | None = None) -> Answers:
+    """The answers of a batch. logps: of its scored tokens. ref_logps: the reference's, summed already."""
+    return Answers(answer_sums(batch, logps), ref_logps, answer_sums(batch, jnp.ones_like(logps)))
 
 
 # -------------------------------------------------------------------------------------------------------- what an answer is worth
@@ -246,6 +248,26 @@ class Kto:
 def reference_point(mismatched: Answers) -> Mean:
     """Sums of log π/π_ref over answers that stand behind other answers' prompts; add up micro-batches, then max(0, value) is KTO's z."""
     return _mean(log_ratio(mismatched), mismatched.present)
+
+
+TABLE: dict[str, Callable[..., PairLoss | Kto]] = {
+    "sigmoid": sigmoid,
+    "robust": robust,
+    "ipo": ipo,
+    "hinge": hinge,
+    "simpo": simpo,
+    "cpo": cpo,
+    "orpo": orpo,
+    "kto": Kto,
+}
+"""By the name in a configuration; their options are the fields there."""
+
+
+def from_config(config: AnyPreferenceConfig) -> PairLoss | Kto:
+    """The loss that a configuration's section describes."""
+    loss = TABLE[config.name](**config.model_dump(exclude={"name", "length_normalised"}))
+    normalised = isinstance(config, NormalisedConfig) and config.length_normalised
+    return loss.length_normalised() if normalised and isinstance(loss, PairLoss) else loss
 
 
 def _mean(values: PerAnswer, there: Bool[Array, " N"]) -> Mean:

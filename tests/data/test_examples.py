@@ -124,7 +124,7 @@ def test_what_is_too_long_is_dropped_cut_or_refused() -> None:
     cut = fit(long, max_tokens=6, overlong="cut")
     assert cut is not None and cut.answers[0].ids.tolist() == [0, 1, 2, 3, 4, 5] and cut.answers[0].trained.sum() == 2
     assert fit(long, max_tokens=4, overlong="cut") is None  # nothing of the answer would be left
-    with pytest.raises(DataError, match=r"e: 9 tokens, `data.max_tokens` is 8"):
+    with pytest.raises(DataError, match=r"e: 9 tokens, `training.max_tokens` is 8"):
         fit(long, max_tokens=8, overlong="error")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from burnish.train import preference
-from burnish.train.preference import Answers, Kto, answers, reference_point
+from burnish.train.preference import Answers, Kto, answer_sums, answers, reference_point
 from tests.rl.batches import scored
 
 PAIR = Answers(jnp.array([-2.0, -4.0]), jnp.array([-3.0, -3.0]), jnp.array([4.0, 2.0]))
@@ -147,11 +147,11 @@ REF = LOGPS - 0.1
 
 
 def of_batch(loss, logps: jax.Array = LOGPS, ref_logps: jax.Array = REF, batch=BATCH) -> jax.Array:
-    return loss(answers(batch, logps, ref_logps))[0].value()
+    return loss(answers(batch, logps, answer_sums(batch, ref_logps)))[0].value()
 
 
 def test_sums_are_of_an_answer_s_own_tokens() -> None:
-    both = answers(BATCH, LOGPS, REF)
+    both = answers(BATCH, LOGPS)
     np.testing.assert_allclose(both.logps, [-0.7, -1.5, -2.5, -1.5], rtol=1e-6)
     np.testing.assert_allclose(both.tokens, [2, 2, 2, 1])
 
@@ -182,7 +182,7 @@ def test_a_mini_batch_may_be_cut_between_its_pairs(name: str) -> None:
     parts = [jax.tree.map(lambda x, i=i: x[i : i + 1], BATCH) for i in range(2)]
 
     def cut(logps: jax.Array) -> jax.Array:
-        first, second = (loss(answers(part, logps[i : i + 1], REF[i : i + 1]))[0] for i, part in enumerate(parts))
+        first, second = (loss(answers(part, logps[i : i + 1], answer_sums(part, REF[i : i + 1])))[0] for i, part in enumerate(parts))
         return (first + second).value()
 
     whole = jax.value_and_grad(functools.partial(of_batch, loss))(LOGPS)

@@ -42,6 +42,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "ConversationAgentBase",
+    "DPOTrainer",
     "EnvStepResult",
     "GRPOConfig",
     "GRPOLearner",

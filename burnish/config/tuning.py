@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.preference import AnyPreferenceConfig, SigmoidConfig
-from burnish.config.schema import CheckpointSection, DataSection, MeshSpec, ModelSection, RunSection
+from burnish.config.schema import CheckpointSection, Config, DataSection, MeshSpec, ModelSection, RunSection
 from burnish.config.section import Positive, Section
 
 
@@ -118,3 +118,9 @@ class PreferenceConfig(RowsConfig):
     """What is learned from a row; its `name` decides which other options there are."""
     training: PreferenceTrainingConfig = PreferenceTrainingConfig()
     """Sizes (in rows of data), the optimizer, and how long."""
+
+
+RowsRunConfig = SFTConfig | PreferenceConfig
+RunConfig = Config | RowsRunConfig
+CONFIGS: dict[str, type[RunConfig]] = {"train": Config, "sft": SFTConfig, "dpo": PreferenceConfig}
+"""By the command that reads it."""

@@ -38,6 +38,7 @@ from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import Mean
 from burnish.text.codec import Codec
 from burnish.train.compiles import programs_compiled
+from burnish.train.optim import make_optimizer
 from burnish.train.preference import PerAnswer, answers, reference_point
 from burnish.train.trainers.batches import micro_batches
 from burnish.train.trainers.objective import Objective, RowsMicroBatch
@@ -82,8 +83,6 @@ class Trainer:
         run: RunSection = RunSection(),
         sinks: Sequence[Sink] = (),
     ) -> None:
-        if objective.needs_point and training.batch_size < 2:
-            raise UserError(f"{objective.name} compares rows of one update, so training.batch_size must be 2 or more, got 1")
         self._objective, self._training, self._run = objective, training, run
         encoder = Encoder(objective.encode, codec, training.max_tokens, training.overlong)
         self._stream = (
@@ -92,10 +91,8 @@ class Trainer:
             else training_examples([_source(train_ds, "train", objective)], encoder, seed=run.seed, batch_size=training.batch_size)
         )
         self._held_out = [] if eval_ds is None else _examples(eval_ds, encoder, objective)
-        if (training.eval_every is not None or training.compare) and not self._held_out:
-            raise UserError("training.eval_every and training.compare need held-out rows: give eval_ds (data.eval)")
+        self.max_steps = check_rows(objective, training, self._stream, self._held_out)
         self._tokens = training.tokens_per_device or training.max_tokens * objective.sequences
-        self.max_steps = min(training.max_steps, self._stream.num_batches(training.batch_size) or training.max_steps)
         self.policy = policy()
         self.policy.prepare(objective, total_updates=self.max_steps, neftune_alpha=neftune_alpha)
         self._frozen = self.policy.frozen_digest(has_reference=objective.needs_reference)
@@ -325,6 +322,17 @@ class Trainer:
         self.close()
 
 
+def check_rows(objective: Objective, training: RowsTrainingConfig, stream: ExampleStream, held_out: Sequence[Example]) -> int:
+    """How many steps the run makes: `training.max_steps`, or what the data's epochs give. Raises UserError for what can't be trained so."""
+    if objective.needs_point and training.batch_size < 2:
+        raise UserError(f"{objective.name} compares rows of one update, so training.batch_size must be 2 or more, got 1")
+    if (training.eval_every is not None or training.compare) and not held_out:
+        raise UserError("training.eval_every and training.compare need held-out rows: give eval_ds (data.eval)")
+    steps = min(training.max_steps, stream.num_batches(training.batch_size) or training.max_steps)
+    make_optimizer(training.optimizer, total_updates=steps)  # for its check of the schedule
+    return steps
+
+
 def _source(data: Iterable[Any], name: str, objective: Objective) -> Source:
     return data if isinstance(data, Source) else from_rows(data, name=name, reader=objective.reader)
 
@@ -336,4 +344,4 @@ def _examples(data: Iterable[Any], encoder: Encoder, objective: Objective) -> li
     return encoder.all(_source(data, "eval", objective))
 
 
-__all__ = ["RowsResult", "Trainer"]
+__all__ = ["COUNT", "RowsResult", "Trainer", "check_rows"]

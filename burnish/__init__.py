@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from burnish.rl.learner import RLLearner
     from burnish.rl.learners import GRPOLearner, PPOLearner
     from burnish.rl.placement import Role
+    from burnish.train.trainers.named import DPOTrainer, PeftTrainer
 
 _HOMES = {
     "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
@@ -31,6 +32,7 @@ _HOMES = {
     "burnish.rl.learner": ("RLLearner",),
     "burnish.rl.learners": ("GRPOLearner", "PPOLearner"),
     "burnish.rl.placement": ("Role",),
+    "burnish.train.trainers.named": ("DPOTrainer", "PeftTrainer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -40,6 +42,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "ConversationAgentBase",
+    "DPOTrainer",
     "EnvStepResult",
     "GRPOConfig",
     "GRPOLearner",
@@ -47,6 +50,7 @@ __all__ = [
     "ModelAgent",
     "PPOConfig",
     "PPOLearner",
+    "PeftTrainer",
     "RLCluster",
     "RLLearner",
     "Role",

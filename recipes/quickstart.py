@@ -32,6 +32,17 @@ def create_dataset(split: str = "train", limit: int | None = None) -> list[dict[
     return rows[:limit]
 
 
+def create_completions(split: str = "train", limit: int | None = None) -> list[dict[str, str]]:
+    """The same for supervised training: the right answer is a bare number."""
+    return [{"prompt": row["prompt"], "completion": row["answer"]} for row in create_dataset(split, limit)]
+
+
+def create_pairs(split: str = "train", limit: int | None = None) -> list[dict[str, str]]:
+    """The same for preference training: a bare number is liked better than a sentence around it."""
+    rows = create_dataset(split, limit)
+    return [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": f"The answer is {row['answer']}."} for row in rows]
+
+
 def is_held_out(question: str) -> bool:
     """Half of the questions (101 of 200, with the byte that is looked at), the same half on every machine."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[3] % 2 == 1

@@ -42,6 +42,7 @@ LAYERS = [
         "burnish.rl.scoring",
         "burnish.rl.sites",
         "burnish.rl.vocabulary",
+        "burnish.train.trainers",
         "burnish.observe.report",
         "burnish.testing",
     ],

@@ -18,12 +18,13 @@ import jax
 
 from burnish import rewards
 from burnish.agentic import agents, environments
+from burnish.cli.options import AnyConfig
 from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.loader import Resolved
 from burnish.config.resolve import check_options, resolve
-from burnish.config.schema import Config, LoraConfig, RewardConfig, SourceConfig
-from burnish.data.source import Source, from_file, from_recipe
+from burnish.config.schema import Config, DataSection, LoraConfig, RewardConfig, SourceConfig
+from burnish.data.source import RowReader, Source, from_file, from_recipe
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
@@ -57,12 +58,12 @@ def build_learner(
     load_model: called as `Model.load` is. Raises what a step raises, a user's mistake with the step's name in front.
     """
     config, base = resolved.config, resolved.base
-    with _step("text", report) as say:
-        folder = locate(_required(config.model.path, "model.path", "a Hugging Face folder or a name from `burnish fetch`"))
+    with building("text", report) as say:
+        folder = locate(required(config.model.path, "model.path", "a Hugging Face folder or a name from `burnish fetch`"))
         architecture = load_config(folder)
         codec = Codec.load(folder, template_kwargs=config.data.chat_template_kwargs)
         say(f"{folder}")
-    with _step("data", report) as say:
+    with building("data", report) as say:
         agent_class = resolve(config.agent.agent, kind="agent", module=agents, base=base)
         check_options(agent_class, config.agent.options, what=f"agent `{config.agent.agent}`")
         env_class = resolve(config.environment.env, kind="environment", module=environments, base=base)
@@ -70,7 +71,7 @@ def build_learner(
         make_agent = functools.partial(agent_class, **config.agent.options)
         count = token_counter(codec.template, make_agent) if env_class is environments.TaskEnvironment else None
         limit = {"count_tokens": count, "max_tokens": config.rollout.max_prompt_tokens, "policy": config.rollout.overlong_prompts}
-        sources = _sources(config, config.data.train, base)
+        sources = make_sources(config.data, config.data.train, base)
         stream = training_stream(
             sources,
             **limit,
@@ -80,10 +81,10 @@ def build_learner(
             shuffle=config.data.shuffle,
             epochs=config.data.epochs,
         )
-        held_out = held_out_prompts(_sources(config, config.data.eval, base), **limit) if config.data.eval else None
+        held_out = held_out_prompts(make_sources(config.data, config.data.eval, base), **limit) if config.data.eval else None
         require_held_out(config.training, held_out)
         say(f"{_count(stream)} prompts to train on, {len(held_out or ())} held out")
-    with _step("rewards", report) as say:
+    with building("rewards", report) as say:
         specs = [_reward(reward, base) for reward in config.rewards]
         taught = isinstance(config.algorithm, OnPolicyDistillationConfig)
         if config.reward_model is not None:
@@ -97,7 +98,7 @@ def build_learner(
             ", ".join([*(spec.name for spec in specs), *models])
             or ("none: a teacher says what is good" if taught else "given by the environment")
         )
-    with _step("algorithm", report) as say:
+    with building("algorithm", report) as say:
         algorithm = algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base)
         plan = BatchPlan.from_config(config.training, algorithm, config.rollout)
         critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
@@ -112,10 +113,10 @@ def build_learner(
             check_critic(critic, codec, context=longest_sequence(config.rollout, architecture), mesh=mesh)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
     outputs = sinks()
-    with _step("model", report) as say:
+    with building("model", report) as say:
         model = load_model(folder, template_kwargs=config.data.chat_template_kwargs, mesh=mesh)
         say(f"{model.config.family}, {model.config.num_layers} layers, width {model.config.width}")
-    with _step("cluster", report) as say:
+    with building("cluster", report) as say:
         cluster = RLCluster(
             model,
             lora=_lora(config, base),
@@ -153,7 +154,7 @@ def build_learner(
 
 
 @contextlib.contextmanager
-def _step(name: str, report: Report) -> Iterator[Report]:
+def building(name: str, report: Report) -> Iterator[Report]:
     """Report a finished step with what was found and the seconds it took; put its name before a user's mistake."""
     start, found = time.monotonic(), []
     try:
@@ -172,14 +173,15 @@ def _lora(config: Config, base: Path) -> LoraConfig | None:
     return lora.model_copy(update={"path": str(found)})
 
 
-def _sources(config: Config, sources: Sequence[SourceConfig], base: Path) -> list[Source]:
+def make_sources(data: DataSection, sources: Sequence[SourceConfig], base: Path, *, reader: type[RowReader] = RowReader) -> list[Source]:
+    """The sources that a configuration names. reader: of the rows."""
     if not sources:
         raise UserError("`data.train` names no source: give a file (`path`) or a recipe (`recipe`)")
-    return [_source(config, source, base) for source in sources]
+    return [_source(data, source, base, reader) for source in sources]
 
 
-def _source(config: Config, source: SourceConfig, base: Path) -> Source:
-    shape = {"prompt_key": config.data.prompt_key, "system_prompt": config.data.system_prompt}
+def _source(data: DataSection, source: SourceConfig, base: Path, reader: type[RowReader]) -> Source:
+    shape: dict[str, Any] = {"prompt_key": data.prompt_key, "system_prompt": data.system_prompt, "reader": reader}
     if source.path is not None:
         near, here = base / source.path, Path(source.path)
         return from_file(here if here.is_file() and not near.is_file() else near, name=source.name or source.path, **shape)
@@ -196,7 +198,7 @@ def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
     return RewardSpec(name=reward.fn.rpartition(":")[2], fn=bound, weight=reward.weight, timeout_s=reward.timeout_s)
 
 
-def anchored(resolved: Resolved[Config]) -> Resolved[Config]:
+def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     """The same configuration with the files that it names by their absolute paths: what a run keeps must mean the same from anywhere.
 
     Sources of prompts keep their names, from which their order is made.
@@ -216,21 +218,23 @@ def anchored(resolved: Resolved[Config]) -> Resolved[Config]:
     values = resolved.config.model_dump()
     values["data"] |= {key: [named(source) for source in values["data"][key]] for key in ("train", "eval")}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
-    return dataclasses.replace(resolved, config=Config.model_validate(walk(values)))
+    return dataclasses.replace(resolved, config=type(resolved.config).model_validate(walk(values)))
 
 
-FILES = frozenset({"path", "recipe", "fn", "env", "agent"})
-"""Keys whose values may name a file, `:attribute` behind it or not; `path` also a model's folder."""
+FOLDERS = frozenset({"path", "adapter"})
+"""Keys whose values may name a file or a folder."""
+FILES = FOLDERS | {"recipe", "fn", "env", "agent"}
+"""Keys whose values may name a file, `:attribute` behind it or not."""
 USERS = frozenset({"options", "chat_template_kwargs"})
 """Sections whose keys are the user's: what stands there names no file that we know of."""
 
 
 def _absolute(name: str, key: str, base: Path) -> str:
     place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
-    if key != "path" and not (place.endswith(".py") or "/" in place):  # a bare name, as `resolve` reads it, whatever folders there are
+    if key not in FOLDERS and not (place.endswith(".py") or "/" in place):  # a bare name, as `resolve` reads it, whatever folders there are
         return name
     near, here = base / place, Path(place)
-    found = near if near.is_file() else here if here.is_file() or (place and key == "path" and here.is_dir()) else None
+    found = near if near.is_file() else here if here.is_file() or (place and key in FOLDERS and here.is_dir()) else None
     return name if found is None else f"{found.resolve()}{colon}{attribute}"
 
 
@@ -238,7 +242,8 @@ def _count(stream: PromptStream) -> str:
     return "endless" if stream.num_rows is None else str(stream.num_rows)
 
 
-def _required(value: str, key: str, what: str) -> str:
+def required(value: str, key: str, what: str) -> str:
+    """The value, which can't be empty."""
     if not value:
         raise UserError(f"`{key}` isn't set: give {what}")
     return value

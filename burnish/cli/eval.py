@@ -20,7 +20,10 @@ def run(args: argparse.Namespace) -> int:
     run_folder = Path(args.config) if args.config and Path(args.config).is_dir() else None
     if run_folder is not None:
         args.config = str(run_folder / "config.yaml")
-    resolved = load(args)
+
+    from burnish.config.schema import Config
+
+    resolved = load(args, Config)
 
     from burnish.cli.build import build_learner
     from burnish.cli.result import load_result

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from burnish.checkpoint.store import committed
+from burnish.cli.options import AnyConfig
 from burnish.config import secrets
 from burnish.config.errors import UserError
 from burnish.config.layers import items, join
-from burnish.config.loader import Resolved, load_config
-from burnish.config.schema import Config
+from burnish.config.loader import Resolved, load
+from burnish.config.tuning import RunConfig
 from burnish.observe.run_folder import read_status
 
 MAY_CHANGE = (
@@ -29,11 +30,11 @@ MAY_CHANGE = (
     *("training.rollout_micro_batch_size", "training.remat", "training.head_chunk", "reward_model.micro_batch_size"),
 )
 """Patterns of keys that a run that goes on may set otherwise. All others make another run."""
-PLACES = frozenset({"path", "recipe", "fn", "env", "agent"})
+PLACES = frozenset({"path", "adapter", "recipe", "fn", "env", "agent"})
 """Keys that name a file: another folder of the same file is the same run, moved."""
 
 
-def check_same_run(run: Path, resolved: Resolved[Config], *, step: int | None) -> list[str]:
+def check_same_run(run: Path, resolved: Resolved[AnyConfig], *, step: int | None) -> list[str]:
     """What has changed since the run in `run` was started, one line each, for people to see.
 
     resolved: with its files anchored, as the kept one is. step: the one to go on from, None for the newest. Raises UserError that names
@@ -64,7 +65,7 @@ def check_same_run(run: Path, resolved: Resolved[Config], *, step: int | None) -
     return allowed
 
 
-def _check_step(run: Path, config: Config, step: int | None) -> None:
+def _check_step(run: Path, config: RunConfig, step: int | None) -> None:
     saved = committed(run / "checkpoints")
     listed = ", ".join(map(str, saved)) or "none"
     if step is not None and step not in saved:
@@ -90,20 +91,20 @@ def _has_saved(run: Path) -> bool:
     return status.is_file() and (read_status(run)["state"] == "complete" or "is saved" in read_status(run).get("cause", ""))
 
 
-def is_complete(run: Path, config: Config) -> bool:
+def is_complete(run: Path, config: RunConfig) -> bool:
     """Whether the run in `run` has done all that `config` asks for."""
     if not (run / "status.json").is_file() or read_status(run)["state"] != "complete":
         return False
     return _kept(run, config).training.max_steps >= config.training.max_steps
 
 
-def _kept(run: Path, config: Config) -> Config:
+def _kept(run: Path, config: RunConfig) -> RunConfig:
     """The configuration that the run was started with. It holds no secrets: they are taken from `config`."""
     given = [f"{path}={value}" for path, value in secrets.secrets(config.model_dump()) if isinstance(value, str)]
-    return load_config(run / "config.yaml", given, {}).config
+    return load(type(config), run / "config.yaml", given, {}).config
 
 
-def _values(config: Config) -> Mapping[str, Any]:
+def _values(config: RunConfig) -> Mapping[str, Any]:
     """Every scalar and empty collection by its dotted path."""
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:

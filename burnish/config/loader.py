@@ -107,9 +107,9 @@ def dump_config(resolved: Resolved[Any]) -> str:
     return "\n".join(lines(resolved.config.model_dump(), "", "")) + "\n"
 
 
-def json_schema() -> str:
+def json_schema(config: type[BaseModel] = Config) -> str:
     """The JSON schema of a configuration file, for editors."""
-    schema = Config.model_json_schema()
+    schema = config.model_json_schema()
     files: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     schema["properties"]["extends"] = files | {"description": "Files that this one builds on, relative to its folder; later ones win."}
     return json.dumps(schema, indent=2) + "\n"

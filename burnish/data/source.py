@@ -62,26 +62,13 @@ class RowReader:
         if self.prompt_key not in row:
             columns = ", ".join(map(repr, row)) or "none"
             raise DataError(f"{self.name}: row {index} has no column {self.prompt_key!r} (`prompt_key`); the columns are: {columns}")
-        messages = self._messages(index, row[self.prompt_key])
+        messages = read_messages(row[self.prompt_key], role="user", where=f"{self.name}: row {index}, column {self.prompt_key!r}")
         if self.system_prompt is not None and all(message["role"] != "system" for message in messages):
             messages.insert(0, Message(role="system", content=self.system_prompt))
         meta = {str(key): value for key, value in row.items() if key != self.prompt_key}
         identity = f"{self.name}:{index}"
         meta.setdefault("seed", seed_of(identity))
         return Prompt(id=identity, messages=tuple(messages), meta=meta)
-
-    def _messages(self, index: int, prompt: object) -> list[Message]:
-        if isinstance(prompt, str):
-            return [Message(role="user", content=prompt)]
-        where = f"{self.name}: row {index}, column {self.prompt_key!r}"
-        if not isinstance(prompt, Sequence) or not prompt:
-            raise DataError(f"{where}: expected a string or a list of messages, got {prompt!r:.80}")
-        for message in prompt:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise DataError(f"{where}: expected messages with a `role` and a `content`, got {message!r:.80}")
-            if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-                raise DataError(f"{where}: the `content` of a message must be a string, got {message.get('content')!r:.80}")
-        return [cast(Message, dict(message)) for message in prompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,34 +120,50 @@ class _IteratedPrompts:
             index += 1
 
 
-def from_rows(rows: Iterable[Row] | IndexedRows, *, name: str, prompt_key: str = "prompt", system_prompt: str | None = None) -> Source:
+def from_rows(
+    rows: Iterable[Row] | IndexedRows,
+    *,
+    name: str,
+    prompt_key: str = "prompt",
+    system_prompt: str | None = None,
+    reader: type[RowReader] = RowReader,
+) -> Source:
     """A source from rows in memory, or from an iterable that makes them.
 
     A row is a mapping of columns, or a string, which is the prompt. The column `prompt_key` holds the prompt: a string (one user message)
     or a list of messages; the other columns become `Prompt.meta`, to which a "seed" is added unless the row has one. `name` and the row's
     index are the prompt's identity: rows of two sources must not share both. An empty source and a bad first row are errors at once.
+    reader: reads rows of another form.
     """
-    reader = RowReader(name, prompt_key, system_prompt)
+    read = reader(name, prompt_key, system_prompt)
     if not isinstance(rows, Iterable | IndexedRows) or isinstance(rows, str | bytes | Mapping | Set):
         raise DataError(f"{name}: expected a list or an ordered iterable of rows, got {type(rows).__name__}")
     if isinstance(rows, IndexedRows):
-        prompts = _IndexedPrompts(rows, reader)
+        prompts = _IndexedPrompts(rows, read)
         if not prompts:
             raise DataError(f"{name}: the data set is empty")
         _ = prompts[0]
         return Source(name, prompts)
-    prompts = _IteratedPrompts(rows, reader)
+    prompts = _IteratedPrompts(rows, read)
     return Source(name, iter(prompts) if isinstance(rows, Iterator) else prompts)
 
 
-def from_file(path: Path, *, name: str | None = None, prompt_key: str = "prompt", system_prompt: str | None = None) -> Source:
+def from_file(
+    path: Path,
+    *,
+    name: str | None = None,
+    prompt_key: str = "prompt",
+    system_prompt: str | None = None,
+    reader: type[RowReader] = RowReader,
+) -> Source:
     """A source from a .jsonl file (an object or a string on each line) or a .parquet file (extra `data`)."""
     readers = {".jsonl": read_jsonl, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise DataError(f"{path}: prompts are read from {' and '.join(readers)} files, got {path.suffix or 'a name without an ending'!r}")
     if not path.is_file():
         raise DataError(f"{path}: no such file (looked in {path.absolute().parent})")
-    return from_rows(readers[path.suffix](path), name=name or str(path), prompt_key=prompt_key, system_prompt=system_prompt)
+    rows = readers[path.suffix](path)
+    return from_rows(rows, name=name or str(path), prompt_key=prompt_key, system_prompt=system_prompt, reader=reader)
 
 
 def from_recipe(
@@ -170,11 +173,27 @@ def from_recipe(
     name: str,
     prompt_key: str = "prompt",
     system_prompt: str | None = None,
+    reader: type[RowReader] = RowReader,
 ) -> Source:
     """A source from a recipe's function. The options are part of its name: train and evaluation splits never share identities or seeds."""
     chosen = ",".join(f"{key}={options[key]}" for key in sorted(options))
     full_name = f"{name}[{chosen}]" if chosen else name
-    return from_rows(create_dataset(**options), name=full_name, prompt_key=prompt_key, system_prompt=system_prompt)
+    rows = create_dataset(**options)
+    return from_rows(rows, name=full_name, prompt_key=prompt_key, system_prompt=system_prompt, reader=reader)
+
+
+def read_messages(value: object, *, role: str, where: str) -> list[Message]:
+    """The messages in a cell: a list of them as it is, a string as one of `role`. `where` names the cell in errors."""
+    if isinstance(value, str):
+        return [Message(role=role, content=value)]
+    if not isinstance(value, Sequence) or not value:
+        raise DataError(f"{where}: expected a string or a list of messages, got {value!r:.80}")
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"{where}: expected messages with a `role` and a `content`, got {message!r:.80}")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise DataError(f"{where}: the `content` of a message must be a string, got {message.get('content')!r:.80}")
+    return [cast(Message, dict(message)) for message in value]
 
 
 def read_jsonl(path: Path) -> list[Row]:

@@ -320,8 +320,9 @@ def forward(
     adapter: Adapter | None = None,
     precision: Precision = "f32",
     remat: Remat = False,
+    noise: Float[Array, "B T D"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """Final hidden states (normalised, float32) of packed rows. Multiply by `head_matrix` for logits.
+    """Final hidden states (normalised, float32) of packed rows. Multiply by `head_matrix` for logits. noise: added to the embeddings.
 
     remat: what a backward pass computes again: the cheap parts of a layer (False); a layer, of which only the input is kept (True), its
     MLP in parts of some `MLP_TOKENS`; or besides, the inputs of all but every n-th layer, n about the root of their number ("nested": one
@@ -342,7 +343,7 @@ def forward(
 
     layers = params["layers"], None if adapter is None else adapter.pairs
     context = rope_angles(config, positions), visibility
-    x = embed(params, tokens)
+    x = embed(params, tokens) if noise is None else embed(params, tokens) + noise
     if remat == "nested":
         x = cast(Array, _nested(run, config.num_layers, x, layers, context))
     else:

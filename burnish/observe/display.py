@@ -84,8 +84,12 @@ def step_line(report: StepReport, *, eta_s: float | None) -> str:
     parts = [f"step {report.step}/{report.max_steps}"]
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
+    elif "policy/loss" in metrics:
+        parts.append(f"loss {metrics['policy/loss']:.4f}")
     if "perf/rollout_tokens_per_second" in metrics:
         parts.append(f"{metrics['perf/rollout_tokens_per_second']:.0f} tokens/s")
+    elif "perf/row_tokens_per_second" in metrics:
+        parts.append(f"{metrics['perf/row_tokens_per_second']:.0f} tokens/s")
     phases = {name[5:-8]: s for name, s in metrics.items() if name.startswith("time/") and name.endswith("_seconds")}
     detail = ", ".join(f"{phase} {s:.1f}" for phase, s in sorted(phases.items(), key=lambda item: -item[1]))
     if "perf/step_seconds" in metrics:

@@ -68,11 +68,15 @@ def policy_scores(
     options: HeadOptions = HeadOptions(),
     remat: Remat = False,
     aux: Any = None,
+    noise: Float[Array, "R T D"] | None = None,
 ) -> tuple[Float[Array, "R M"], dict[str, Float[Array, "R M"]]]:
-    """The policy's log-probs of a batch's scored ids, and what `options.head_fn` makes of the same logits. Differentiable."""
+    """The policy's log-probs of a batch's scored ids, and what `options.head_fn` makes of the same logits. Differentiable.
+
+    noise: added to the embeddings.
+    """
     tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
     rule = Visibility(jnp.asarray(batch.segments), jnp.asarray(batch.parents))
-    hidden = forward(config, params, tokens, positions, rule, adapter=adapter, precision=options.precision, remat=remat)
+    hidden = forward(config, params, tokens, positions, rule, adapter=adapter, precision=options.precision, remat=remat, noise=noise)
     return target_scores(hidden, head_matrix(config, params), batch, options=options, aux=aux)
 
 

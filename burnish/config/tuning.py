@@ -1,0 +1,126 @@
+"""Every option of a supervised or a preference run: what `burnish sft` and `burnish dpo` read.
+
+Owns the two configurations and the sections that they don't share with reinforcement learning. `loader.py` merges and reports as for
+`Config`. A field that nothing reads must not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from burnish.config.optimizer import OptimizerConfig
+from burnish.config.preference import AnyPreferenceConfig, SigmoidConfig
+from burnish.config.schema import CheckpointSection, Config, DataSection, MeshSpec, ModelSection, RunSection
+from burnish.config.section import Positive, Section
+
+
+class TunedModelSection(ModelSection):
+    """Which weights, at what precision, trained how."""
+
+    adapter: str | None = None
+    """A folder with a PEFT adapter to go on training, beside the model in `path` that it was made for; null: `lora` says."""
+
+    @model_validator(mode="after")
+    def _one_adapter(self) -> TunedModelSection:
+        if self.adapter is not None and self.lora is not None:
+            raise ValueError("`adapter` goes on with an adapter and `lora` starts a fresh one: set one of them")
+        return self
+
+
+class RowsTrainingConfig(Section):
+    """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
+
+    max_steps: Positive = 100
+    """Updates; fewer where `data.epochs` ends before."""
+    batch_size: Positive = 8
+    """Rows for each update."""
+    max_tokens: Positive = 1024
+    """Longest sequence of a row, in tokens after the chat template."""
+    overlong: Literal["drop", "cut", "error"] = "drop"
+    """A row with a longer one: left out and counted, its end cut off, or an error before training."""
+    tokens_per_device: Positive | None = None
+    """Tokens in one forward-backward pass, for each device that rows are spread over; micro-batches follow from it, rows of data are
+    packed. Null: as many as one row of data can have."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
+    """Optimizer and schedule."""
+    remat: bool | Literal["auto", "nested"] = "auto"
+    """Recompute each layer in the backward pass; `nested` keeps fewer layers' inputs for one more forward pass. `auto`: true when every
+    weight is trained."""
+    head_chunk: Positive = 512
+    """Tokens whose logits exist at one time."""
+    eval_every: Positive | None = None
+    """Evaluate every so many steps; null never."""
+    compare: bool = False
+    """Evaluate before the first and after the last step, and show both."""
+    max_nonfinite_updates: Positive = 3
+    """Non-finite updates in a row (each skipped and counted) after which the run stops."""
+
+
+class SFTTrainingConfig(RowsTrainingConfig):
+    """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
+
+    neftune_alpha: Annotated[float, Field(gt=0)] | None = None
+    """Size of the noise on the embeddings while training (NEFTune, Jain et al., 2023, arXiv:2310.05914); null adds none."""
+
+
+class PreferenceTrainingConfig(RowsTrainingConfig):
+    """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
+
+    precompute_reference: bool = False
+    """Score every row by the reference once, before training; then no weights of the reference are kept. Else each update scores its
+    rows."""
+
+
+class TrainedClusterSection(Section):
+    """Which devices train."""
+
+    actor: MeshSpec = MeshSpec()
+    """Devices of the trained model; null axes and devices are one device."""
+
+
+class ProgressSection(Section):
+    """What is shown while the run goes on."""
+
+    progress: bool = True
+    """Draw the progress display when the output is a terminal; otherwise print one line a step."""
+
+
+class RowsConfig(Section):
+    """What both kinds of run have."""
+
+    model: TunedModelSection = TunedModelSection()
+    """Which weights, at what precision, trained how."""
+    data: DataSection = DataSection()
+    """Where rows come from and which are used."""
+    cluster: TrainedClusterSection = TrainedClusterSection()
+    """Which devices train."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """What is saved, when."""
+    observe: ProgressSection = ProgressSection()
+    """What is shown while the run goes on."""
+    run: RunSection = RunSection()
+    """Identity of the run."""
+
+
+class SFTConfig(RowsConfig):
+    """One supervised run, `burnish sft`."""
+
+    training: SFTTrainingConfig = SFTTrainingConfig()
+    """Sizes (in rows of data), the optimizer, and how long."""
+
+
+class PreferenceConfig(RowsConfig):
+    """One preference run, `burnish dpo`."""
+
+    loss: AnyPreferenceConfig = SigmoidConfig()
+    """What is learned from a row; its `name` decides which other options there are."""
+    training: PreferenceTrainingConfig = PreferenceTrainingConfig()
+    """Sizes (in rows of data), the optimizer, and how long."""
+
+
+RowsRunConfig = SFTConfig | PreferenceConfig
+RunConfig = Config | RowsRunConfig
+CONFIGS: dict[str, type[RunConfig]] = {"train": Config, "sft": SFTConfig, "dpo": PreferenceConfig}
+"""By the command that reads it."""

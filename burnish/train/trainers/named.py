@@ -1,0 +1,105 @@
+"""The trainers that users name: a `Trainer` whose objective is described by options.
+
+Owns how a model and options become a policy and an objective. The loop is `trainer`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from burnish.config.preference import AnyPreferenceConfig, SigmoidConfig
+from burnish.config.schema import LoraConfig, MeshSpec, RunSection
+from burnish.config.tuning import PreferenceTrainingConfig, SFTTrainingConfig
+from burnish.data.example_stream import ExampleStream
+from burnish.models.locate import locate
+from burnish.models.model import Model
+from burnish.observe.sinks import Sink
+from burnish.text.codec import Codec
+from burnish.train.preference import Kto, PairLoss, from_config
+from burnish.train.trainers.objective import preference_objective, supervised_objective
+from burnish.train.trainers.policy import TrainedPolicy
+from burnish.train.trainers.trainer import Trainer
+
+
+class PeftTrainer(Trainer):
+    """Supervised training of an adapter, or of every weight.
+
+    model: a `Model`, or a path as `Model.load` takes it. train_ds, eval_ds: rows with `messages`, `prompt` and `completion`, or `text`
+    (`burnish.data.examples`). lora: train a fresh adapter; adapter: a PEFT folder with one to go on from; neither: every weight.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        train_ds: ExampleStream | Iterable[Any],
+        eval_ds: Iterable[Any] | None = None,
+        lora: LoraConfig | None = None,
+        adapter: str | Path | None = None,
+        precision: Literal["auto", "f32", "bf16"] = "auto",
+        mesh: MeshSpec = MeshSpec(),
+        training: SFTTrainingConfig = SFTTrainingConfig(),
+        run: RunSection = RunSection(),
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        policy = partial(TrainedPolicy, model, lora=lora, adapter=adapter, precision=precision, mesh=mesh, training=training, seed=run.seed)
+        super().__init__(
+            policy,
+            supervised_objective(),
+            codec=_codec(model),
+            train_ds=train_ds,
+            eval_ds=eval_ds,
+            training=training,
+            neftune_alpha=training.neftune_alpha,
+            run=run,
+            sinks=sinks,
+        )
+
+
+class DPOTrainer(Trainer):
+    """Preference training by DPO or one of its kin.
+
+    loss: a section of `burnish.config.preference`, or a `PairLoss` of your own. train_ds, eval_ds: rows with `prompt`, `chosen`,
+    `rejected`; for KTO with `prompt`, `completion`, `label`. The reference is what training started from: the model without a fresh
+    adapter, with one that it goes on from, or the first weights. The other arguments are `PeftTrainer`'s.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        loss: AnyPreferenceConfig | PairLoss | Kto = SigmoidConfig(),
+        *,
+        train_ds: ExampleStream | Iterable[Any],
+        eval_ds: Iterable[Any] | None = None,
+        lora: LoraConfig | None = None,
+        adapter: str | Path | None = None,
+        precision: Literal["auto", "f32", "bf16"] = "auto",
+        mesh: MeshSpec = MeshSpec(),
+        training: PreferenceTrainingConfig = PreferenceTrainingConfig(),
+        run: RunSection = RunSection(),
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        own = isinstance(loss, PairLoss | Kto)
+        objective = preference_objective("your own" if own else loss.name, loss if own else from_config(loss))
+        policy = partial(TrainedPolicy, model, lora=lora, adapter=adapter, precision=precision, mesh=mesh, training=training, seed=run.seed)
+        super().__init__(
+            policy,
+            objective,
+            codec=_codec(model),
+            train_ds=train_ds,
+            eval_ds=eval_ds,
+            training=training,
+            precompute_reference=training.precompute_reference,
+            run=run,
+            sinks=sinks,
+        )
+
+
+def _codec(model: Model | str | Path) -> Codec:
+    return model.codec if isinstance(model, Model) else Codec.load(locate(str(model)))
+
+
+__all__ = ["DPOTrainer", "PeftTrainer"]

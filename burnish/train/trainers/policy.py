@@ -1,0 +1,205 @@
+"""The model that is trained on rows: where it lies, its updates, its reference, its files. `RLCluster` without an engine.
+
+Owns the weights and the compiled programs that ask about them. The loss is `objective`'s, updates are `train.step`'s, log-probs
+`train.score`'s, as in reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from burnish.config.errors import UserError
+from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec
+from burnish.config.tuning import RowsTrainingConfig
+from burnish.models import transformer, weights
+from burnish.models.lora import adapter_spec, init_adapter
+from burnish.models.model import Model, resolve_precision
+from burnish.models.sharding import batch_sharding, check_mesh
+from burnish.models.transformer import Adapter, Params, Precision
+from burnish.observe.metrics import Metric
+from burnish.observe.trace import span
+from burnish.rl.batch import TokenBatch
+from burnish.rl.losses import Mean, Metrics
+from burnish.rl.placement import actor_place
+from burnish.rl.reference import fingerprint
+from burnish.rl.sites import Site, make_mesh
+from burnish.train.optim import make_optimizer
+from burnish.train.preference import PerAnswer, answer_sums
+from burnish.train.score import HeadOptions, policy_scores
+from burnish.train.state import TrainState, init_state, read_metrics, stop_if_nonfinite
+from burnish.train.step import Steps, compile_steps
+from burnish.train.trainers.objective import Objective, RowsMicroBatch, neftune
+
+ROLE = "actor"
+"""Name of the one state in a checkpoint, as in reinforcement learning."""
+
+
+class TrainedPolicy:
+    """All weights of a model, or an adapter beside them, and the reference that it is compared with: the weights it started from.
+
+    model: a `Model`, or a path as `Model.load` takes it. lora: start a fresh adapter. adapter: a PEFT folder with one to go on from;
+    its start is a part of the reference then.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        lora: LoraConfig | None = None,
+        adapter: str | Path | None = None,
+        precision: Literal["auto", "f32", "bf16"] = "auto",
+        mesh: MeshSpec = MeshSpec(),
+        training: RowsTrainingConfig = RowsTrainingConfig(),
+        seed: int = 0,
+    ) -> None:
+        if lora is not None and adapter is not None:
+            raise UserError("`lora` starts a fresh adapter and `adapter` goes on with one: give one of them")
+        place = actor_place(ClusterConfig(actor=mesh), num_devices=jax.local_device_count())
+        self.mesh = make_mesh(place)
+        self._site = Site(place, self.mesh, self.mesh, contextlib.nullcontext())
+        model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
+        if self.mesh is not None:
+            check_mesh(model.config, self.mesh)
+        self.model = dataclasses.replace(model, params=self._site.spread(model.params, transformer.spec(model.config)))
+        self.precision: Precision = resolve_precision(precision)
+        self._training = training
+        start = self._start(lora, adapter, seed)
+        self.scale = None if start is None else start.scale
+        self._base: Params | None = None if start is None else self.model.params
+        self._first: Params = self.model.params if start is None else start.pairs
+        self._is_fresh = adapter is None
+        self._state: TrainState | None = None
+
+    def _start(self, lora: LoraConfig | None, folder: str | Path | None, seed: int) -> Adapter | None:
+        config = self.model.config
+        if folder is not None:
+            path = Path(folder) / "adapter" if (Path(folder) / "adapter").is_dir() else Path(folder)
+            return weights.load_adapter(path, config, mesh=self.mesh)
+        if lora is None:
+            return None
+        fresh = init_adapter(config, lora, jax.random.key(seed))
+        return fresh._replace(pairs=self._site.spread(fresh.pairs, adapter_spec(config, rank=lora.rank, targets=lora.targets)))
+
+    # ------------------------------------------------------------------------------------------------------------- programs
+
+    def prepare(self, objective: Objective, *, total_updates: int, neftune_alpha: float | None = None) -> None:
+        """Take what is learned: the optimizer's state, the compiled programs. total_updates: of the whole run, for its schedule."""
+        optimizer = make_optimizer(self._training.optimizer, total_updates=total_updates)
+        loss, score = self._loss(objective, neftune_alpha), self._score()
+        self._steps: Steps[RowsMicroBatch] = compile_steps(loss, optimizer)
+        self._measure = jax.jit(lambda trainable, base, micro: loss(trainable, base, micro)[1])
+        self._sums = jax.jit(lambda trainable, base, batch: answer_sums(batch, score(trainable, base, batch)))
+        self._state = init_state(self._first, optimizer)
+        if not objective.needs_reference:
+            self.forget_reference()
+
+    def forget_reference(self) -> None:
+        """Nothing will be compared with the first weights any more: the state has its own copy, so these needn't stay in memory."""
+        self._first = {}
+        if self._base is None:
+            self.model = dataclasses.replace(self.model, params={})
+
+    def _score(self, remat: Any = False) -> Callable[..., Float[Array, "R M"]]:
+        """(trained leaves or none, frozen ones, batch, noise) → log-probs of the scored tokens."""
+        head = HeadOptions(chunk=self._training.head_chunk, precision=self.precision, train_head=self.scale is None)
+        config, scale = self.model.config, self.scale
+
+        def score(trainable: Params | None, base: Params | None, batch: TokenBatch, noise: Any = None) -> Float[Array, "R M"]:
+            params = trainable if base is None else base
+            adapter = None if base is None or trainable is None or scale is None else Adapter(trainable, scale)
+            assert params is not None, "all weights are trained, or there is a base"
+            return policy_scores(config, params, batch, adapter=adapter, options=head, remat=remat, noise=noise)[0]
+
+        return score
+
+    def _loss(self, objective: Objective, alpha: float | None) -> Callable[..., Any]:
+        remat = self.scale is None if self._training.remat == "auto" else self._training.remat
+        score, width = self._score(remat), self.model.config.width
+
+        def loss(trainable: Params, base: Params | None, micro: RowsMicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+            noise = None if alpha is None or micro.key is None else neftune(micro.key, micro.batch, width, alpha=alpha)
+            mean, metrics = objective.loss(score(trainable, base, micro.batch, noise), micro)
+            return mean.total, (mean, jax.lax.stop_gradient(metrics | {"policy/loss": mean}))
+
+        return loss
+
+    # ------------------------------------------------------------------------------------------------------- what it is asked
+
+    @property
+    def state(self) -> TrainState:
+        if self._state is None:
+            raise RuntimeError("nothing is learned yet: a trainer calls prepare() first")
+        return self._state
+
+    @property
+    def rows_multiple(self) -> int:
+        """What the rows of a batch must be a multiple of, to be spread evenly over the devices."""
+        return self._site.place.rows
+
+    def place(self, batch: TokenBatch) -> TokenBatch:
+        """Put a host batch on the devices, rows spread over `data` and `fsdp`."""
+        return jax.device_put(batch, None if self.mesh is None else batch_sharding(self.mesh))
+
+    def sums(self, batch: TokenBatch) -> PerAnswer:
+        """Log-probs of whole sequences under the policy now."""
+        with span("score", role="actor"):
+            return self._sums(self.state.trainable, self._base, batch)
+
+    def reference_sums(self, batch: TokenBatch) -> PerAnswer:
+        """The same under the weights that training started from: the base with its starting adapter, or the first weights."""
+        with span("score", role="reference"):
+            if self._base is None:
+                return self._sums(self._first, None, batch)
+            return self._sums(None if self._is_fresh else self._first, self._base, batch)
+
+    def measure(self, micro: RowsMicroBatch) -> tuple[Mean, Metrics]:
+        """The loss and its metrics, without a gradient."""
+        return self._measure(self.state.trainable, self._base, micro)
+
+    def update(self, micro_batches: Iterable[RowsMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
+        """One update from a mini-batch of `count` micro-batches. Raises NonFiniteError after `training.max_nonfinite_updates` in a row."""
+        self._state, report = self._steps.update(self.state, self._base, micro_batches, count=count)
+        with span("update", step=step):
+            metrics = read_metrics(report)
+        stop_if_nonfinite(self._state, report, limit=self._training.max_nonfinite_updates, step=step)
+        return metrics
+
+    # ---------------------------------------------------------------------------------------------------------------- files
+
+    @property
+    def states(self) -> dict[str, TrainState]:
+        """What training has changed: all that a checkpoint holds in arrays."""
+        return {ROLE: self.state}
+
+    def restore(self, read: Callable[[dict[str, TrainState]], dict[str, TrainState]]) -> None:
+        """Go on from a saved state. read: gets the shapes, dtypes and shardings of `states`, and returns states like that."""
+        shapes = jax.tree.map(self._shape, self.states)
+        self._state = None  # let go before the saved one is read
+        self._state = read(shapes)[ROLE]
+
+    def _shape(self, x: Array) -> jax.ShapeDtypeStruct:
+        """What is read in place of `x`: what no program made is on one device, and must be read to all of them."""
+        everywhere = None if self.mesh is None or isinstance(x.sharding, NamedSharding) else NamedSharding(self.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere or x.sharding)
+
+    def frozen_digest(self, *, has_reference: bool) -> str | None:
+        """A digest of the weights that a checkpoint doesn't hold and a run that goes on must have; None where there are none."""
+        frozen = self._base if self._base is not None else self._first if has_reference else None
+        return fingerprint(frozen) if frozen else None
+
+    def export(self, folder: Path) -> Path:
+        """Write what was trained: `adapter/` in PEFT's format, or `model/` as a Hugging Face folder; returns which."""
+        if self.scale is None:
+            weights.save(folder / "model", self.model.config, self.state.trainable, like=self.model.folder)
+            return folder / "model"
+        adapter = Adapter(self.state.trainable, self.scale)
+        weights.save_adapter(folder / "adapter", self.model.config, adapter, base=str(self.model.folder.absolute()))
+        return folder / "adapter"

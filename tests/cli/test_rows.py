@@ -1,0 +1,103 @@
+"""`burnish sft` and `burnish dpo`: what a run leaves, that one which was stopped goes on as it was, and what bad input leads to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from burnish.observe.run_folder import read_status
+from tests.cli.runs import Shell
+
+pytestmark = pytest.mark.slow  # each run compiles programs of its own
+
+CONFIG = """
+model: {path: MODEL, precision: f32, lora: {rank: 2, targets: [q, v]}}
+data: {train: [{path: train.jsonl}], eval: [{path: eval.jsonl}]}
+training:
+  max_steps: 4
+  batch_size: 4
+  max_tokens: 16
+  tokens_per_device: 64
+  compare: true
+  optimizer: {learning_rate: 0.01}
+run: {name: first}
+"""
+
+
+@pytest.fixture
+def rows(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration, with rows that serve both commands, in a folder of its own; the working directory is another."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name, numbers in (("train", range(10)), ("eval", range(10, 16))):
+        lines = [
+            {"prompt": str(i), "completion": str(i % 10), "chosen": str(i % 10), "rejected": "99", "label": i % 2 == 0} for i in numbers
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (tmp_path / "rows.yaml").write_text(CONFIG.replace("MODEL", str(model_folder)))
+    return tmp_path / "rows.yaml"
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "name"),
+    [("sft", [], "eval/loss"), ("dpo", [], "eval/margin"), ("dpo", ["loss.name=kto"], "eval/loss")],
+    ids=["sft", "dpo", "kto"],
+)
+def test_a_run_leaves_what_it_promises(rows: Path, shell: Shell, command: str, options: list[str], name: str) -> None:
+    code, out, err = shell(command, rows, *options)
+    run = Path("runs/first")
+    assert code == 0, err
+    assert f"4 steps done; {run / 'adapter'} holds the result" in out and f"{name}: " in out
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4]
+    assert {"policy/loss", "optim/learning_rate", "perf/row_tokens_per_second"} <= metrics(run)[0].keys()
+    first, last = json.loads((run / "eval.json").read_text())["evaluations"]
+    assert (first["label"], last["label"]) == ("before", "after") and first["metrics"]["eval/loss"] > last["metrics"]["eval/loss"]
+    assert read_status(run)["state"] == "complete"
+
+
+def test_a_run_that_was_cut_short_goes_on_to_the_same_adapter(rows: Path, shell: Shell) -> None:
+    assert shell("sft", rows)[0] == 0
+    half = ["run.name=half", "training.compare=false"]
+    assert shell("sft", rows, *half, "training.max_steps=2")[0] == 0
+    code, _, err = shell("sft", rows, *half, "training.max_steps=4", "--resume")
+    assert code == 0 and "training.max_steps: was 2, is 4" in err
+    whole, again = (load_file(Path("runs", name, "adapter", "adapter_model.safetensors")) for name in ("first", "half"))
+    assert all(np.array_equal(whole[name], again[name]) for name in whole)
+    assert [row["policy/loss"] for row in metrics(Path("runs/half"))] == [row["policy/loss"] for row in metrics(Path("runs/first"))]
+    code, out, _ = shell("sft", rows, *half, "training.max_steps=4", "--resume")
+    assert code == 0 and "nothing is left to do" in out
+    code, _, err = shell("sft", rows, *half, "training.max_steps=5", "training.batch_size=5", "--resume")
+    assert code == 2 and "training.batch_size: was 4, is 5" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "message"),
+    [
+        ("sft", "model.path=''", "`model.path` isn't set"),
+        ("sft", "model.adapter=here", "set one of them"),
+        ("sft", "data.train=[]", "`data.train` names no source"),
+        ("sft", "data.eval=[]", "held-out"),
+        ("sft", "training.batch_size=11", "10"),
+        ("sft", "training.max_tokens=3", "all 10 rows are longer"),
+        ("sft", "training.optimizer={schedule: cosine, warmup_updates: 9}", "no room after a warm-up of 9"),
+        ("sft", "rewards=[]", "rewards"),
+        ("dpo", "loss.name=dpo", "dpo"),
+        ("dpo", "loss={name: simpo, length_normalised: true}", "length_normalised"),
+        ("dpo", "training.neftune_alpha=5", "neftune_alpha"),
+        ("dpo", "data.train=[{path: eval.jsonl}, {path: broken.jsonl}]", "broken.jsonl:0: there is no column 'chosen'"),
+    ],
+)
+def test_what_cant_work_is_said_before_weights_are_loaded(rows: Path, shell: Shell, command: str, override: str, message: str) -> None:
+    (rows.parent / "broken.jsonl").write_text('{"prompt": "1"}\n')
+    code, out, err = shell(command, rows, override)
+    assert code == 2 and message in err and "Traceback" not in err and "model  " not in out, err
+    assert not Path("runs").exists()

@@ -56,7 +56,7 @@ class RewardSpec:
             raise RewardError(f"reward {self.name!r} must be a function, got {self.fn!r} ({type(self.fn).__name__})")
         if not _finite(self.weight):
             raise RewardError(f"reward {self.name!r}: the weight must be a finite number, got {self.weight!r}")
-        if self.timeout_s is not None and not (_finite(self.timeout_s) and self.timeout_s > 0):
+        if self.timeout_s is not None and (isinstance(self.timeout_s, bool) or not (_finite(self.timeout_s) and self.timeout_s > 0)):
             raise RewardError(f"reward {self.name!r}: timeout_s must be finite and > 0, or None for no limit; got {self.timeout_s!r}")
 
     @classmethod

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
 """How long an environment whose step hangs gets to close, before it is killed."""
+_METHODS = ("_initial_observation", "_step_impl")
 
 
 # ----------------------------------------------------------------------------------------------------------------- one call at a time
@@ -63,6 +64,11 @@ class Calls:
         except TimeoutError:
             raise CallTimeout(f"{name} took longer than {timeout_s:g} s") from None
 
+    def check_environment(self, env_class: Callable[..., Any]) -> None:
+        """The same for an environment's class."""
+        if isinstance(env_class, type) and _is_plain(env_class):
+            self.sent(env_class, f"environment {env_class.__qualname__}")
+
     def killable(self, fn: Callable[..., Any], name: str) -> bool:
         """Whether a call that is given up leaves nothing behind."""
         return _is_async(fn) or (self._pool is not None and self._sent(fn, name) is not None)
@@ -84,7 +90,10 @@ class Calls:
     async def loaded(self, blob: bytes, name: str) -> Worker | None:
         """A worker that holds the object; None, with a warning, where its code can't be imported in one."""
         assert self._pool is not None
-        worker = await self._pool.take()
+        try:
+            worker = await self._pool.take()
+        except WorkerDied as error:
+            raise CallError(str(error)) from None
         try:
             answer = await worker.load(blob)
         except WorkerDied as error:
@@ -140,7 +149,7 @@ class EnvCalls:
 
     async def open(self) -> None:
         """Find out where the environment lives; importing its code there has a limit of its own."""
-        if any(inspect.iscoroutinefunction(fn) for fn in (self._env._initial_observation, self._env._step_impl)):
+        if not _is_plain(type(self._env)):
             return
         name = f"environment {type(self._env).__qualname__}"
         blob = self._calls.sent(self._env, name)
@@ -149,7 +158,7 @@ class EnvCalls:
 
     async def __call__(self, point: str, method: str, *args: Any) -> Any:
         """What the method returns; raises `CallError` or `CallTimeout`. point: the fault point that it passes."""
-        fn, fault, start = getattr(self._env, method), Fault(point, self._ids), time.monotonic()
+        fn, fault, start = getattr(self._env, method), (point, self._ids), time.monotonic()
         try:
             return await asyncio.wait_for(self._called(fn, method, args, fault), self._timeout_s)
         except (TimeoutError, asyncio.CancelledError) as error:
@@ -280,13 +289,18 @@ def _value(answer: Answer) -> Any:
 def _past(fault: Fault | None, call: Callable[[], Any]) -> Any:
     """The call, after its fault point."""
     if fault is not None:
-        faults.point(fault.point, **fault.ids)
+        faults.point(fault[0], **fault[1])
     return call()
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
     fn = _unwrapped(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+
+
+def _is_plain(env_class: type) -> bool:
+    """Whether no method of an environment is a coroutine."""
+    return not any(inspect.iscoroutinefunction(getattr(env_class, name)) for name in _METHODS)
 
 
 def _unwrapped(fn: Callable[..., Any]) -> Callable[..., Any]:

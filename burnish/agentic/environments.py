@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,4 +118,7 @@ class ToolEnvironment(TaskEnvironment):
         return EnvStepResult(messages, None, False, {"tool_calls": len(results), "tool_errors": failed})
 
 
-__all__ = ["BaseTaskEnv", "EnvStepResult", "TaskEnvironment", "ToolEnvironment"]
+SINGLE_PROMPT: tuple[Callable[..., BaseTaskEnv], ...] = (TaskEnvironment, ToolEnvironment)
+"""Environments whose episodes begin with the data's own prompt, which so can be measured before a run, and that give no reward."""
+
+__all__ = ["SINGLE_PROMPT", "BaseTaskEnv", "EnvStepResult", "TaskEnvironment", "ToolEnvironment"]

@@ -122,8 +122,7 @@ class TrajectoryCollectEngine:
         """Turns until the environment is done or a limit strikes."""
         context, template = self._context, self._context.template
         max_steps = env.max_steps or context.limits.max_steps
-        shown = _shown(agent, template)
-        rendering = template.start(shown.messages, tools=shown.tools)
+        rendering = opening(agent, template)
         prompt = fit_prompt(rendering.ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
         if prompt is None:
             return Status.ABORTED, f"the prompt is longer than {context.max_prompt_tokens} tokens"
@@ -152,7 +151,7 @@ class TrajectoryCollectEngine:
             shown, ended = _shown(agent, template), completion.stop is StopReason.STOP_ID
             following = template.follow(rendering, step.text, shown.messages, tools=shown.tools, ended=ended)
             if following is None:
-                rendering = template.start(shown.messages, tools=shown.tools)
+                rendering = opening(agent, template)
                 record.begin(rendering.ids)
             else:
                 rendering = following
@@ -182,6 +181,12 @@ def _shown(agent: ConversationAgentBase, template: Template) -> _Shown:
     return _Shown(agent.messages, agent.tools) if template.takes_tools else _Shown(agent.messages_with_tools_in_words(), None)
 
 
+def opening(agent: ConversationAgentBase, template: Template) -> Rendering:
+    """The agent's conversation up to the model's turn, its tools included."""
+    shown = _shown(agent, template)
+    return template.start(shown.messages, tools=shown.tools)
+
+
 def _note(step: Step, result: Any, env: BaseTaskEnv) -> None:
     """Enter what the environment answered."""
     if not isinstance(result, EnvStepResult):
@@ -204,4 +209,4 @@ async def _close(call: EnvCalls) -> None:
     call.end()
 
 
-__all__ = ["EpisodeContext", "Template", "TrajectoryCollectEngine"]
+__all__ = ["EpisodeContext", "Template", "TrajectoryCollectEngine", "opening"]

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 START_S = 120.0
 """Longest start of a worker, and longest import of what is sent to it."""
@@ -42,12 +42,8 @@ class WorkerDied(Exception):
     """The process ended while it was asked something."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault point to be passed before a call, where the call runs, with the ids of that call."""
-
-    point: str
-    ids: Mapping[str, Any]
+Fault: TypeAlias = tuple[str, Mapping[str, Any]]
+"""A fault point to be passed before a call, where the call runs, and the ids of that call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +101,7 @@ class Worker:
 
     async def run(self, method: str, *arguments: Any, attributes: Mapping[str, Any] | None = None, fault: Fault | None = None) -> Answer:
         """Call a method of the object that is held, after setting some of its attributes."""
-        passed = None if fault is None else (fault.point, dict(fault.ids))
-        return await self._ask("run", dumps((method, arguments, dict(attributes or {}), passed)))
+        return await self._ask("run", dumps((method, arguments, dict(attributes or {}), fault)))
 
     async def abandon(self, method: str) -> Answer:
         """Call a method although another one hangs. The worker is spent."""
@@ -211,6 +206,7 @@ class WorkerPool:
         self._idle: list[Worker] = []
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
+        self._given = threading.Condition(self._lock)
         self._closed = False
         self.killed = self.died = 0
 
@@ -235,10 +231,11 @@ class WorkerPool:
         with self._lock:
             self.killed += hung
             self.died += worker.ended and not hung
-            if hung or worker.spent or self._closed:
+            if hung or worker.spent:
                 self._drop(worker)
             else:
                 self._idle.append(worker)
+            self._given.notify_all()
         self._slots.release()
 
     def _drop(self, worker: Worker) -> None:
@@ -246,9 +243,10 @@ class WorkerPool:
         self._workers.discard(worker)
 
     def close(self) -> None:
-        """End every worker. Whoever waits for one gets `WorkerDied`."""
+        """End every worker, those in use once they are given back or after a few seconds. Whoever waits for one gets `WorkerDied`."""
         with self._lock:
             self._closed = True
+            self._given.wait_for(lambda: len(self._idle) == len(self._workers), _CLOSE_S)
             workers, self._idle = list(self._workers), []
             self._workers.clear()
         for worker in workers:

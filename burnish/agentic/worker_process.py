@@ -1,18 +1,20 @@
-"""The inside of a worker process: holds one object at a time and calls its methods for the parent.
+"""The inside of worker processes: a zygote that forks them, and each holds one object at a time and calls its methods for the parent.
 
-Owns the loop, and that nothing of it outlives the parent. Imports the standard library only, so that it starts in milliseconds; what the
-object needs is imported when it arrives, jax excepted: a worker must never reach for an accelerator. Started by `workers.py`.
+Owns both loops, and that nothing of them outlives the parent. What an object needs is imported
+when it arrives, jax excepted: a worker must never reach for an accelerator. Started by `workers.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.util
 import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -26,6 +28,7 @@ from typing import Any
 from burnish import faults
 
 FORBIDDEN = frozenset({"jax", "jaxlib"})
+COMMAND_BYTES = 9
 LEAK_BYTES = 512 * 2**20
 """Growth after which a worker is replaced by a new one."""
 
@@ -45,15 +48,46 @@ class _Finder(MetaPathFinder):
 
 
 def main(fd: int) -> None:
-    """Serve until the parent closes its end.
+    """The zygote: fork a worker for each file descriptor that comes, and reap those that are asked for, until the parent closes its end.
+
+    It has imported what environments need and runs one thread, so that a fork is cheap and safe. A command is a letter and a number.
+    """
+    os.dup2(2, 1)  # what user code prints isn't the parent's output
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+    _adopt_orphans()
+    control = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    importlib.import_module("burnish.agentic.environments")
+    ended: dict[int, int] = {}
+    while True:
+        command, passed, *_ = socket.recv_fds(control, COMMAND_BYTES, 1)
+        if not command:
+            os._exit(0)
+        if command[:1] == b"F":
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _serve(passed[0])
+            os.close(passed[0])
+            control.sendall(pid.to_bytes(8, "big"))
+        else:
+            pid = int.from_bytes(command[1:], "big")
+            while pid not in ended:  # others that end meanwhile, orphans among them, are reaped too
+                child, status = os.wait()
+                ended[child] = status
+            control.sendall(os.waitstatus_to_exitcode(ended.pop(pid)).to_bytes(8, "big", signed=True))
+
+
+def _serve(fd: int) -> None:
+    """A worker: serve until the parent closes its end.
 
     A request is (number, verb, pickle): `load` an object; `run` one of its methods (name, arguments, attributes to be set before, fault
     point); `abandon`: run one although another hangs, on another thread. An answer is (number, kind, value, whether this process is
     spent).
     """
-    os.set_inheritable(fd, False)
-    os.dup2(2, 1)  # what user code prints isn't the parent's output
-    _bind_to_parent()
+    os.setsid()
+    _adopt_orphans()
+    _die_with_parent()
     parent = Connection(fd)
     path, files = parent.recv()
     sys.path[:] = path
@@ -126,13 +160,16 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _bind_to_parent() -> None:
-    """On Linux: die with the parent's thread that started this process, and inherit the orphans of what user code starts."""
+def _die_with_parent() -> None:
+    """On Linux also where this process hangs; elsewhere it ends when it hears that the parent is gone."""
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _adopt_orphans() -> None:
+    """On Linux: whatever user code starts stays below this process in the tree, so that it can be found and killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 if __name__ == "__main__":

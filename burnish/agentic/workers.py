@@ -10,23 +10,19 @@ What runs in a worker is sent there by name: a function or class of a module, wi
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import io
 import itertools
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeAlias
+
+from burnish.agentic.processes import Zygote, kill_tree
+from burnish.agentic.slots import Slots
 
 START_S = 120.0
 """Longest start of a worker, and longest import of what is sent to it."""
@@ -78,12 +74,13 @@ def dumps(thing: Any) -> bytes:
 class Worker:
     """A process and the thread that starts, hears and reaps it. One question at a time, from any event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._unsent: list[bytes] = []  # until the process is there
         self._connection: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
         self._lock = threading.Lock()
         self.ended = False
         self.spent = False
@@ -133,8 +130,8 @@ class Worker:
         """End the process and everything that it started, now. Safe at any time, from any thread."""
         self.spent = True
         with self._lock:
-            if self._process is not None and not self.ended:
-                kill_tree(self._process.pid)
+            if self._pid is not None and not self.ended:
+                kill_tree(self._pid)
 
     def join(self, timeout_s: float) -> None:
         """Wait until the process is gone and reaped."""
@@ -147,38 +144,24 @@ class Worker:
         reason = "it couldn't be started"
         try:
             with self._lock:
-                self._connection = self._start()
+                self._connection, self._pid = self._zygote.fork()
                 for question in self._unsent:
                     self._send(question)
-                if self.spent and self._process is not None:
-                    kill_tree(self._process.pid)
+                if self.spent:
+                    kill_tree(self._pid)
             self._hear(self._connection)
         except OSError as error:
             reason = str(error)
         with self._lock:
             self.spent = self.ended = True
-            if self._process is not None:
-                kill_tree(self._process.pid)
-                reason = _ending(self._process.wait())
+            if self._pid is not None:
+                kill_tree(self._pid)
+                reason = _ending(self._zygote.reap(self._pid))
             if self._connection is not None:
                 self._connection.close()
             waiting = list(self._waiting.values())
         for future in waiting:
             _settle(future, lambda f: f.set_exception(WorkerDied(f"its worker process ended: {reason}")))
-
-    def _start(self) -> Connection:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "burnish.agentic.worker_process", str(theirs.fileno())]
-            search = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(search), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-            self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True, env=environment
-            )
-        connection = Connection(ours.detach())
-        files = {name: str(module.__file__) for name, module in list(sys.modules.items()) if name.startswith("burnish_file_")}
-        connection.send((sys.path, files))
-        return connection
 
     def _hear(self, connection: Connection) -> None:
         """Pass on answers until there will be none any more."""
@@ -196,13 +179,15 @@ class Worker:
 class WorkerPool:
     """At most `size` workers at one time, started when they are needed and kept until `close`.
 
-    killed, died: how many were killed for hanging, and ended by themselves.
+    zygote: shared with other pools, and closed by whoever made it; None makes one for this pool. killed, died: how many were killed for
+    hanging, and ended by themselves.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, zygote: Zygote | None = None) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least one worker, got {size}")
         self._slots = Slots(size)
+        self._zygote, self._shared = zygote or Zygote(), zygote is not None
         self._idle: list[Worker] = []
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
@@ -222,7 +207,7 @@ class WorkerPool:
                 if not worker.spent:
                     return worker
                 self._drop(worker)
-            worker = Worker()
+            worker = Worker(self._zygote)
             self._workers.add(worker)
             return worker
 
@@ -253,83 +238,8 @@ class WorkerPool:
             worker.kill()
         for worker in workers:
             worker.join(_CLOSE_S)
-
-
-class Slots:
-    """A semaphore that any number of event loops may wait at."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
-        self._lock = threading.Lock()
-
-    async def acquire(self) -> None:
-        with self._lock:
-            if self._free > 0:
-                self._free -= 1
-                return
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            with self._lock, contextlib.suppress(ValueError):
-                self._waiting.remove(future)
-            if not future.cancelled():  # it was let in at the very moment
-                self.release()
-            raise
-
-    def release(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._free += 1
-                    return
-                future = self._waiting.popleft()
-            with contextlib.suppress(RuntimeError):  # its loop is closed: let the next one in
-                future.get_loop().call_soon_threadsafe(self._let_in, future)
-                return
-
-    def _let_in(self, future: asyncio.Future[None]) -> None:
-        if future.done():
-            self.release()
-        else:
-            future.set_result(None)
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process that leads its session, its group, and on Linux every descendant, those with sessions of their own included.
-
-    Workers adopt the orphans of what they start, so a chain of parents leads to each; the worker is stopped first, so that it starts none.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    for _ in range(_KILL_ROUNDS):
-        found = descendants(pid)
-        for child in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        if not found:
-            break
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid: int) -> list[int]:
-    """The living descendants of a process; none where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                children.setdefault(int(parent), []).append(int(path.parent.name))
-    found, front = [], [pid]
-    while front:
-        front = [child for parent in front for child in children.get(parent, ())]
-        found += front
-    return found
+        if not self._shared:
+            self._zygote.close()
 
 
 def _settle(future: asyncio.Future[Answer], settle: Callable[[asyncio.Future[Answer]], None]) -> None:
@@ -337,8 +247,10 @@ def _settle(future: asyncio.Future[Answer], settle: Callable[[asyncio.Future[Ans
         future.get_loop().call_soon_threadsafe(lambda: future.done() or settle(future))
 
 
-def _ending(code: int) -> str:
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "with all others"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-__all__ = ["START_S", "Answer", "Fault", "Slots", "Unsendable", "Worker", "WorkerDied", "WorkerPool", "descendants", "dumps", "kill_tree"]
+__all__ = ["START_S", "Answer", "Fault", "Unsendable", "Worker", "WorkerDied", "WorkerPool", "dumps"]

@@ -23,6 +23,7 @@ from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.calls import Calls, leaked_threads
 from burnish.agentic.environments import SINGLE_PROMPT, BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
+from burnish.agentic.processes import Zygote
 from burnish.agentic.trajectory import EpisodeContext
 from burnish.agentic.workers import WorkerPool
 from burnish.checkpoint import store
@@ -103,7 +104,8 @@ class RLLearner:
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
         max_concurrency = limits.max_concurrency or 4 * self._rollout.slots
         # Two pools: an episode keeps its worker to its end, and rewards mustn't wait for that.
-        self._pools = WorkerPool(max_concurrency), WorkerPool(os.cpu_count() or 1)
+        self._zygote = Zygote()
+        self._pools = WorkerPool(max_concurrency, zygote=self._zygote), WorkerPool(os.cpu_count() or 1, zygote=self._zygote)
         calls, graders = map(Calls, self._pools)
         specs = [fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns]
         self._rewards = RewardManager(specs, runner=graders)
@@ -393,6 +395,7 @@ class RLLearner:
             self._closed = True
             for pool in self._pools:
                 pool.close()
+            self._zygote.close()
             self.cluster.close()
             self._sinks.close()
 

@@ -19,7 +19,8 @@ from burnish.agentic.agents import ModelAgent
 from burnish.agentic.calls import Calls, leaked_threads
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
-from burnish.agentic.workers import WorkerPool, descendants
+from burnish.agentic.processes import descendants
+from burnish.agentic.workers import WorkerPool
 from burnish.observe.metrics import MetricCollector
 from burnish.rewards.manager import RewardManager
 from burnish.rl.reports import record_rollout

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from burnish.agentic.calls import Calls, leaked_threads
-from burnish.agentic.workers import Slots, WorkerPool, descendants
+from burnish.agentic.processes import descendants
+from burnish.agentic.slots import Slots
+from burnish.agentic.workers import WorkerPool
 from burnish.config.errors import CallError, CallTimeout
 from burnish.text.codec import Codec
 from burnish.types import Status, Trajectory

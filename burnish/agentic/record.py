@@ -27,8 +27,14 @@ class _Row:
     num_begun: int = 0
     """How many ids it began with."""
 
-    def cut(self, start: int) -> _Row:
-        return _Row(self.ids[start:], self.sampled[start:], self.logps[start:], self.versions[start:], self.kept[start:])
+    def part(self, start: int, end: int) -> _Row:
+        where = slice(start, end)
+        return _Row(self.ids[where], self.sampled[where], self.logps[where], self.versions[where], self.kept[where])
+
+    @property
+    def end(self) -> int:
+        """Behind the last id that was sampled; of a row without any, behind what it began with."""
+        return next((i for i in range(len(self.ids), 0, -1) if self.sampled[i - 1]), self.num_begun)
 
 
 class TokenRecord:
@@ -71,14 +77,17 @@ class TokenRecord:
         row.kept.extend([None] * len(completion.ids) if completion.kept_ids is None else list(completion.kept_ids))
 
     def arrays(self) -> dict[str, Any]:
-        """The fields of a `Trajectory` that are about tokens: the prompt that all rows share once, then each row's continuation."""
+        """The fields of a `Trajectory` that are about tokens: the prompt that all rows share once, then each row's continuation.
+
+        What was said after the last turn of a row is left out: nobody sampled anything after it, and it may be longer than any row.
+        """
         if not self._rows:
             self._rows.append(_Row())
         first, *others = self._rows
         others = [row for row in others if any(row.sampled)]  # a last row in which nothing was sampled any more
         # One id fewer than a row began with: what a row samples first follows an id of its own.
         shared = min([self._prompt_length, *(_common(first.ids, row.ids[: row.num_begun - 1]) for row in others)])
-        parts = [first, *(row.cut(shared) for row in others)]
+        parts = [first.part(0, first.end), *(row.part(shared, row.end) for row in others)]
         kept = list(itertools.chain.from_iterable(part.kept for part in parts))
         return {
             "ids": _joined((part.ids for part in parts), np.int32),

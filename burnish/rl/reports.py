@@ -29,7 +29,7 @@ def record_rollout(metrics: MetricCollector, groups: Sequence[Group], *, version
         metrics.sum("episode/forks", len(t.forks))
         metrics.mean("episode/turns", len(t.steps))
         if t.timings:
-            metrics.mean("episode/environment_seconds", t.timings["environment_seconds"])
+            metrics.sum("time/environment_seconds", t.timings["environment_seconds"])
         for step in t.steps:
             metrics.sum(f"stop/{step.completion.stop}", 1)
         metrics.mean("length/sampled_mean", t.num_sampled)

@@ -38,10 +38,11 @@ def play(
     agent: ConversationAgentBase | None = None,
     max_tokens: int = 50,
     seed_path: tuple[int, ...] = (0, 3, 1, 0),
+    end: tuple[int, ...] = (END,),
     **params: Any,
 ) -> Trajectory:
     """One episode as sample 0 of group (3, 1)."""
-    sampling = SamplingParams(max_tokens, stop_ids=(END,), **params)
+    sampling = SamplingParams(max_tokens, stop_ids=end, **params)
     collector = TrajectoryCollectEngine(episode_context, params=sampling, seed_path=seed_path)
     return asyncio.run(collector.collect(agent or ModelAgent(), env, group=(3, 1), sample=0))
 

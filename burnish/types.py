@@ -25,6 +25,15 @@ class Message(TypedDict):
     reasoning_content: NotRequired[str]
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model wrote. error: why it can't be run as it was written; then name and arguments are what could be read of it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
 class StopReason(enum.StrEnum):
     """Why a completion ended. Truncation is read from here, never guessed from the ids."""
 
@@ -144,9 +153,13 @@ class Trajectory:
     ids: int32[T], prompt, sampled and environment tokens in order. sampled: bool[T], True where the policy sampled the id (only those
     can carry loss). sampler_logps: float32[T] and versions: int32[T] are 0 and -1 where not sampled. kept_ids: int32[T, K] | None.
     prompt_length: how many leading ids are the prompt that all samples of the group share.
+    forks: where `ids` begins anew right after the prompt, because the chat template wrote earlier turns in another way when a new one was
+    added (`ids[prompt_length:forks[0]]`, `ids[forks[0]:forks[1]]`, … each continue the prompt and don't see each other). None of these
+    first ids is sampled.
     rewards: per reward function, None where there is none. reward_weights: per reward function (1 where none is named). reward: their
     weighted sum or None (missing, never 0 instead).
-    group, sample: the identity of the group (step, draw index) and the index within it.
+    group, sample: the identity of the group (step, draw index) and the index within it. error, traceback: of what failed, if something
+    did. num_lost: how often the episode was given up because nothing came from it.
     """
 
     steps: list[Step]
@@ -159,12 +172,15 @@ class Trajectory:
     sample: int
     status: Status = Status.OK
     kept_ids: np.ndarray | None = None
+    forks: tuple[int, ...] = ()
     rewards: dict[str, float | None] = field(default_factory=dict)
     reward_weights: dict[str, float] = field(default_factory=dict)
     reward: float | None = None
     messages: list[Message] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    traceback: str = ""
+    num_lost: int = 0
 
     @property
     def num_sampled(self) -> int:

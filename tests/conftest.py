@@ -6,6 +6,7 @@ do the subprocesses that tests start.
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,10 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # What a shell starts in the background ignores SIGINT, and so would every process that a test starts to interrupt it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak")

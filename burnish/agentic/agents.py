@@ -5,27 +5,36 @@ Owns the conversation of one episode. Knows no model family, no tokens and no sa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from burnish.types import Message
+from burnish.agentic.tools import BaseTool, ToolFunction, ToolSet
+from burnish.config.errors import UserError, suggest
+from burnish.text.tool_parsers import PARSERS
+from burnish.types import Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the environment gets: the model's text and, for agents that parse them, its tool calls."""
+    """What the environment gets: the model's text and, of agents that have tools, its calls and what runs them."""
 
     text: str
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tools: ToolSet | None = None
 
 
 class ConversationAgentBase:
-    """Keeps the history of one episode. Subclasses say how a response becomes an action."""
+    """Keeps the history of one episode. Subclasses say how a response becomes an action.
+
+    tools: JSON schemas of what the model may call, as chat templates take them; none unless a subclass sets it.
+    """
 
     def __init__(self, system_prompt: str | None = None) -> None:
         self.system_prompt = system_prompt
         self.messages: list[Message] = []
+        self.tools: Sequence[Mapping[str, Any]] = ()
 
     def reset(self) -> None:
         """Begin a new episode."""
@@ -48,6 +57,14 @@ class ConversationAgentBase:
         """Append the model's text as the assistant's turn and return the action it means."""
         raise TypeError(f"{type(self).__name__} must say what a response means: define update_from_model(response) -> Action")
 
+    def messages_with_tools_in_words(self) -> list[Message]:
+        """The conversation with the tools described in its system message, for chat templates that know no tools."""
+        words = "You can call tools. Their JSON schemas:\n" + "\n".join(json.dumps(tool) for tool in self.tools)
+        system, rest = self.messages[:1], self.messages[1:]
+        if not system or system[0]["role"] != "system":
+            return [{"role": "system", "content": words}, *self.messages]
+        return [{**system[0], "content": f"{system[0]['content']}\n\n{words}"}, *rest]
+
 
 class ModelAgent(ConversationAgentBase):
     """The plain agent: the response is the action."""
@@ -57,4 +74,36 @@ class ModelAgent(ConversationAgentBase):
         return Action(response)
 
 
-__all__ = ["Action", "ConversationAgentBase", "ModelAgent"]
+class ToolAgent(ConversationAgentBase):
+    """Reads tool calls out of what the model says; the environment runs them.
+
+    tool_parser_name: the format that the model writes calls in, one of `text.tool_parsers.PARSERS`. tool_map: name → a `BaseTool` class
+    or instance, or a typed function; names are what the model calls them by.
+    """
+
+    def __init__(
+        self,
+        system_prompt: str | None = None,
+        *,
+        tool_parser_name: str = "qwen",
+        tool_map: Mapping[str, type[BaseTool] | BaseTool | ToolFunction],
+    ) -> None:
+        super().__init__(system_prompt)
+        if tool_parser_name not in PARSERS:
+            known = suggest(tool_parser_name, PARSERS) or f"; known: {', '.join(PARSERS)}"
+            raise UserError(f"there is no tool parser {tool_parser_name!r}{known}")
+        self._parser = PARSERS[tool_parser_name]
+        self._tools = ToolSet(tool_map)
+        self.tools = self._tools.schemas
+
+    def update_from_model(self, response: str) -> Action:
+        self.messages.append({"role": "assistant", "content": response})
+        return Action(response, self._parser.calls(response), self._tools)
+
+    def messages_with_tools_in_words(self) -> list[Message]:
+        shown = super().messages_with_tools_in_words()
+        how = f"\n\nTo call one, write:\n{self._parser.example}"
+        return [{**shown[0], "content": shown[0]["content"] + how}, *shown[1:]]
+
+
+__all__ = ["Action", "ConversationAgentBase", "ModelAgent", "ToolAgent"]

@@ -1,21 +1,30 @@
 """Many episodes at once: starts the samples of each prompt, scores complete groups, hands them on in the order in which they were drawn.
 
-Owns concurrency and identity: the group's id is (step, draw index) and every sample's noise is a function of (run seed, step, draw,
-sample, turn). Doesn't own batches, advantages or weights.
+Owns concurrency, lost episodes and identity: the group's id is (step, draw index) and every sample's noise is a function of (run seed,
+step, draw, sample, turn). Doesn't own batches, advantages or weights.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
+from burnish import faults
 from burnish.agentic.agents import ConversationAgentBase
 from burnish.agentic.environments import BaseTaskEnv
+from burnish.agentic.record import TokenRecord
 from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
 from burnish.observe.trace import span
 from burnish.rewards.manager import RewardManager
-from burnish.types import Group, Prompt, SamplingParams, Trajectory
+from burnish.types import Group, Prompt, SamplingParams, Status, Trajectory
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 2
+_LEAVE_S = 5.0
+"""How long a lost episode gets to close its environment."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class RolloutOrchestrator:
         self._make_agent = make_agent
         self._make_env = make_env
         self._max_concurrency = max_concurrency
+        self._playing: set[asyncio.Task[Trajectory]] = set()  # an event loop alone doesn't keep its tasks
 
     async def groups(self, draws: Iterable[Draw]) -> AsyncIterator[Group]:
         """Complete, scored groups in drawn order, whatever finished first."""
@@ -71,9 +81,40 @@ class RolloutOrchestrator:
         return group
 
     async def _episode(self, draw: Draw, sample: int, slots: asyncio.Semaphore) -> Trajectory:
+        """One sample of a draw. If nothing comes from it in time it is played again, with the same noise; lost twice it is aborted."""
+        limit = self._context.limits.lost_after_s
         async with slots:
-            collector = TrajectoryCollectEngine(self._context, params=draw.params[sample], seed_path=(*draw.seed_path, sample))
-            return await collector.collect(self._make_agent(), self._make_env(draw.prompt), group=draw.id, sample=sample)
+            for lost in range(_ATTEMPTS):
+                trajectory = await self._attempt(draw, sample, limit, lost)
+                if trajectory is not None:
+                    trajectory.num_lost = lost
+                    return trajectory
+                then = "it is played again" if lost + 1 < _ATTEMPTS else "it is left out"
+                log.warning(
+                    "sample %d of draw %d in step %d is lost: nothing came from it in %g s; %s", sample, *draw.id[::-1], limit, then
+                )
+        error = f"lost {_ATTEMPTS} times: nothing came from it in {limit:g} s"
+        empty = TokenRecord().arrays()
+        return Trajectory([], **empty, group=draw.id, sample=sample, status=Status.ABORTED, error=error, num_lost=_ATTEMPTS)
+
+    async def _attempt(self, draw: Draw, sample: int, limit: float | None, lost: int) -> Trajectory | None:
+        """The episode, or None if it didn't come in time; then it is cancelled, and left behind should it not even end then."""
+        task = asyncio.create_task(self._collect(draw, sample, lost))
+        self._playing.add(task)
+        task.add_done_callback(self._playing.discard)
+        try:
+            await asyncio.wait({task}, timeout=limit)
+            return task.result() if task.done() else None
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=_LEAVE_S)
+
+    async def _collect(self, draw: Draw, sample: int, lost: int) -> Trajectory:
+        if faults.point("episode.lost", step=draw.id[0], draw=draw.id[1], sample=sample, attempt=lost):
+            await asyncio.Event().wait()
+        collector = TrajectoryCollectEngine(self._context, params=draw.params[sample], seed_path=(*draw.seed_path, sample))
+        return await collector.collect(self._make_agent(), self._make_env(draw.prompt), group=draw.id, sample=sample)
 
 
 __all__ = ["Draw", "RolloutOrchestrator"]

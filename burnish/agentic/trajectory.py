@@ -1,46 +1,63 @@
 """One episode: agent ↔ engine ↔ environment, token in and token out.
 
-Owns the turn loop and the token record. The ids that the sampler produced are kept as they are; text of the template and of the
-environment is encoded once and never carries loss. An episode that fails becomes a status, never an exception and never a reward of 0.
+Owns the turn loop and its limits. The ids that the sampler produced are kept as they are; text of the template and of the environment is
+encoded once and never carries loss. An episode that fails becomes a status, never an exception and never a reward of 0:
+
+- `ok`: the environment ended it. In baselines and losses.
+- `truncated`: a limit on turns or tokens ended it, or cut its last turn. In baselines and losses if the algorithm trains truncated ones.
+- `env_error`, `env_timeout`: the environment raised, or it (or the whole episode) took too long. Counted, in no baseline and no loss.
+- `aborted`: nothing was played: its prompt is too long, or it was lost twice. Counted, in no baseline and no loss.
+- `grader_error` is the reward manager's. Counted, in no baseline and no loss.
+
+A row goes on for as long as its text is what the chat template makes of the conversation. Where the template writes earlier turns in
+another way (Qwen3 drops earlier reasoning), or an agent changed its history, the episode *forks*: the next turn is sampled after a new
+rendering, and its ids are trained there, each once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from burnish.agentic.agents import ConversationAgentBase
-from burnish.agentic.calls import EnvCalls, EnvError, EnvTimeout
+from burnish.agentic.calls import Calls, EnvCalls
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
+from burnish.agentic.record import TokenRecord
+from burnish.config.errors import CallError, CallTimeout
+from burnish.config.schema import EpisodeLimits
 from burnish.data.length import OverlongPolicy, fit_prompt
 from burnish.rollout.engine import Engine
-from burnish.types import Completion, Message, Request, SamplingParams, Status, Step, StopReason, Trajectory
+from burnish.text.chat import Rendering
+from burnish.types import Message, Request, SamplingParams, Status, Step, StopReason, Trajectory
 
 
 @runtime_checkable
 class Template(Protocol):
     """What an episode needs of a chat template (`text.chat.ChatTemplate`)."""
 
-    def encode(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True
-    ) -> list[int]: ...
+    @property
+    def takes_tools(self) -> bool: ...
 
+    def start(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> Rendering: ...
 
-class HistoryRewritten(ValueError):
-    """The chat template changed earlier turns when a new one was added, so the sampled ids can't be kept in one row."""
+    def follow(
+        self, begun: Rendering, reply: str, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, ended: bool
+    ) -> Rendering | None: ...
 
 
 @dataclass(frozen=True)
 class EpisodeContext:
     """What all episodes of a run share.
 
-    decode: sampled ids → text without special tokens. context: the most tokens of a whole episode. max_prompt_tokens, overlong_prompts,
-    bos_id: what the first prompt may be, as in `data.length`; a prompt that is to be dropped ends its episode as aborted.
+    decode: sampled ids → text without special tokens. context: the most tokens of a row. max_prompt_tokens, overlong_prompts, bos_id:
+    what the first prompt may be, as in `data.length`; a prompt that is to be dropped ends its episode as aborted. calls: where plain
+    environments and tools run.
     """
 
     engine: Engine
@@ -50,42 +67,8 @@ class EpisodeContext:
     max_prompt_tokens: int
     overlong_prompts: OverlongPolicy = "drop"
     bos_id: int | None = None
-    env_timeout_s: float = 60.0
-
-
-class _Tokens:
-    """The growing record of an episode: every id, whether the policy sampled it, and what the sampler said."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.sampled: list[bool] = []
-        self.logps: list[float] = []
-        self.versions: list[int] = []
-        self.kept: list[np.ndarray | None] = []
-
-    def given(self, ids: Sequence[int]) -> None:
-        self.ids.extend(ids)
-        self.sampled.extend([False] * len(ids))
-        self.logps.extend([0.0] * len(ids))
-        self.versions.extend([-1] * len(ids))
-        self.kept.extend([None] * len(ids))
-
-    def drawn(self, completion: Completion) -> None:
-        self.ids.extend(int(i) for i in completion.ids)
-        self.sampled.extend([True] * len(completion.ids))
-        self.logps.extend(float(x) for x in completion.logps)
-        self.versions.extend(int(v) for v in completion.versions)
-        self.kept.extend([None] * len(completion.ids) if completion.kept_ids is None else list(completion.kept_ids))
-
-    def kept_ids(self) -> np.ndarray | None:
-        width = max((len(row) for row in self.kept if row is not None), default=0)
-        if width == 0:
-            return None
-        table = np.full((len(self.ids), width), -1, np.int32)
-        for position, row in enumerate(self.kept):
-            if row is not None:
-                table[position, : len(row)] = row
-        return table
+    limits: EpisodeLimits = EpisodeLimits()
+    calls: Calls = field(default_factory=lambda: Calls(None))
 
 
 class TrajectoryCollectEngine:
@@ -97,93 +80,133 @@ class TrajectoryCollectEngine:
         self._seed_path = seed_path
 
     async def collect(self, agent: ConversationAgentBase, env: BaseTaskEnv, *, group: tuple[int, int], sample: int) -> Trajectory:
-        tokens, steps = _Tokens(), []
-        status, error, prompt_length, start = Status.OK, None, 0, time.monotonic()
-        call = EnvCalls(timeout_s=self._context.env_timeout_s)
+        limits, record, steps = self._context.limits, TokenRecord(), []
+        status, error, trace, start = Status.OK, None, "", time.monotonic()
+        ids = {"step": group[0], "draw": group[1], "sample": sample}
+        call, clock = (
+            EnvCalls(env, self._context.calls, timeout_s=limits.step_timeout_s, ids=ids),
+            asyncio.timeout(limits.episode_timeout_s),
+        )
         agent.reset()
         try:
-            agent.update_from_env(await call("env.reset", env._initial_observation))
-            prompt = self._fitted(self._context.template.encode(agent.messages))
-            if prompt is None:
-                status, error = Status.ABORTED, f"the prompt is longer than {self._context.max_prompt_tokens} tokens"
-            else:
-                tokens.given(prompt)
-                prompt_length = len(prompt)
-                status = await self._play(agent, env, call, tokens, steps)
-        except EnvTimeout as failure:
+            async with clock:
+                await call.open()
+                env.calls = self._context.calls
+                agent.update_from_env(_said(await call("env.reset", "_initial_observation"), env))
+                status, error = await self._play(agent, env, call, record, steps)
+        except CallTimeout as failure:
             status, error = Status.ENV_TIMEOUT, str(failure)
-        except EnvError as failure:
-            status, error = Status.ENV_ERROR, str(failure)
+        except CallError as failure:
+            status, error, trace = Status.ENV_ERROR, str(failure), failure.trace
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            status, error = Status.ENV_TIMEOUT, f"the episode took longer than {limits.episode_timeout_s:g} s"
         finally:
-            await _close(env, call)
+            await _close(call)
         return Trajectory(
             steps=steps,
-            ids=np.asarray(tokens.ids, np.int32),
-            sampled=np.asarray(tokens.sampled, bool),
-            sampler_logps=np.asarray(tokens.logps, np.float32),
-            versions=np.asarray(tokens.versions, np.int32),
-            prompt_length=prompt_length,
+            **record.arrays(),
             group=group,
             sample=sample,
             status=status,
-            kept_ids=tokens.kept_ids(),
             messages=list(agent.messages),
-            timings={"episode_seconds": time.monotonic() - start},
+            timings={"episode_seconds": time.monotonic() - start, "environment_seconds": call.seconds},
             error=error,
+            traceback=trace,
         )
 
-    def _fitted(self, ids: list[int]) -> list[int] | None:
-        context = self._context
-        return fit_prompt(ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
-
-    async def _play(self, agent: ConversationAgentBase, env: BaseTaskEnv, call: EnvCalls, tokens: _Tokens, steps: list[Step]) -> Status:
+    async def _play(
+        self, agent: ConversationAgentBase, env: BaseTaskEnv, call: EnvCalls, record: TokenRecord, steps: list[Step]
+    ) -> tuple[Status, str | None]:
         """Turns until the environment is done or a limit strikes."""
+        context, template = self._context, self._context.template
+        max_steps = env.max_steps or context.limits.max_steps
+        rendering = opening(agent, template)
+        prompt = fit_prompt(rendering.ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
+        if prompt is None:
+            return Status.ABORTED, f"the prompt is longer than {context.max_prompt_tokens} tokens"
+        record.begin(prompt)
         while True:
-            if len(tokens.ids) >= self._context.context:
-                return Status.TRUNCATED
-            request = Request(tuple(tokens.ids), self._params, (*self._seed_path, len(steps)))
-            completion = await self._context.engine.generate(request)
-            step = Step(np.asarray(tokens.ids, np.int32), completion, self._context.decode(completion.ids.tolist()))
+            params = self._within_budget(record)
+            if params is None:
+                return Status.TRUNCATED, None
+            request = Request(tuple(record.ids), params, (*self._seed_path, len(steps)))
+            completion = await context.engine.generate(request)
+            step = Step(np.asarray(record.ids, np.int32), completion, context.decode(completion.ids.tolist()))
             steps.append(step)
-            tokens.drawn(completion)
-            before = list(agent.messages)
+            record.drawn(completion)
+            if completion.stop in (StopReason.CANCELLED, StopReason.ERROR):
+                return Status.ABORTED, completion.error or f"the engine ended a completion as {completion.stop}"
             action = agent.update_from_model(step.text)
             env.check_step()
-            result = await call("env.step", env._step_impl, action)
-            if not isinstance(result, EnvStepResult):
-                raise EnvError(TypeError(f"{type(env).__name__}._step_impl must return an EnvStepResult, got {type(result).__name__}"))
-            step.observation, step.reward, step.done, step.info = result.observation, result.reward, result.done, result.info
-            if result.done:
+            _note(step, await call("env.step", "_step_impl", action), env)
+            if step.done:
                 env.done = True
                 cut = completion.stop in (StopReason.LENGTH, StopReason.CONTEXT)
-                return Status.TRUNCATED if cut else Status.OK
-            if env.num_steps >= env.max_steps:
-                return Status.TRUNCATED
-            said = agent.update_from_env(result.observation, info=result.info)
-            tokens.given(self._between(before, said, ended=completion.stop is StopReason.STOP_ID))
+                return Status.TRUNCATED if cut else Status.OK, None
+            if env.num_steps >= max_steps:
+                return Status.TRUNCATED, None
+            agent.update_from_env(step.observation, info=step.info)
+            shown, ended = _shown(agent, template), completion.stop is StopReason.STOP_ID
+            following = template.follow(rendering, step.text, shown.messages, tools=shown.tools, ended=ended)
+            if following is None:
+                rendering = opening(agent, template)
+                record.begin(rendering.ids)
+            else:
+                rendering = following
+                record.given(following.ids)
 
-    def _between(self, history: Sequence[Message], said: Sequence[Message], *, ended: bool) -> list[int]:
-        """The ids between two sampled turns: the closing of the assistant's turn, what was said, the opening of the next turn.
-
-        They are read off a conversation whose assistant turn is a placeholder, so the sampled text is never encoded again. When the model
-        ended its turn itself, its stop id stands for the first closing token.
-        """
-        encode = self._context.template.encode
-        opened = encode(history)
-        turn: Message = {"role": "assistant", "content": "x"}
-        closed = encode([*history, turn], add_generation_prompt=False)
-        whole = encode([*history, turn, *said])
-        if closed[: len(opened)] != opened or whole[: len(closed)] != closed:
-            raise HistoryRewritten("the chat template rewrites earlier turns; this conversation can't be kept as one row of tokens")
-        closing = closed[len(opened) + 1 :]
-        return (closing[1:] if ended else closing) + whole[len(closed) :]
+    def _within_budget(self, record: TokenRecord) -> SamplingParams | None:
+        """How the next turn is sampled, cut to what the episode may still sample; None where nothing is left of that or of the row."""
+        budget = self._context.limits.max_tokens
+        left = self._params.max_tokens if budget is None else min(self._params.max_tokens, budget - record.num_sampled)
+        if left < 1 or len(record.ids) >= self._context.context:
+            return None
+        return replace(self._params, max_tokens=left)
 
 
-async def _close(env: BaseTaskEnv, call: EnvCalls) -> None:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the template is given of an agent's conversation."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None
+
+
+def _shown(agent: ConversationAgentBase, template: Template) -> _Shown:
+    """The agent's messages and tools; the tools in words where the template doesn't know any."""
+    if not agent.tools:
+        return _Shown(agent.messages, None)
+    return _Shown(agent.messages, agent.tools) if template.takes_tools else _Shown(agent.messages_with_tools_in_words(), None)
+
+
+def opening(agent: ConversationAgentBase, template: Template) -> Rendering:
+    """The agent's conversation up to the model's turn, its tools included."""
+    shown = _shown(agent, template)
+    return template.start(shown.messages, tools=shown.tools)
+
+
+def _note(step: Step, result: Any, env: BaseTaskEnv) -> None:
+    """Enter what the environment answered."""
+    if not isinstance(result, EnvStepResult):
+        raise CallError(f"{type(env).__name__}._step_impl must return an EnvStepResult, got {type(result).__name__}")
+    step.observation, step.reward, step.done, step.info = _said(result.observation, env), result.reward, result.done, result.info
+
+
+def _said(observation: Any, env: BaseTaskEnv) -> str | list[Message]:
+    """The observation, if it is one."""
+    is_messages = isinstance(observation, list) and all(isinstance(message, Mapping) and "role" in message for message in observation)
+    if not isinstance(observation, str) and not is_messages:
+        raise CallError(f"{type(env).__name__} must say a string or a list of messages, got {observation!r:.80}")
+    return observation
+
+
+async def _close(call: EnvCalls) -> None:
     """Close in every path; an error in closing is the environment's affair and doesn't undo the episode."""
-    with contextlib.suppress(EnvError, EnvTimeout):
-        await call("env.close", env.close)
+    with contextlib.suppress(CallError, CallTimeout):
+        await call("env.close", "close")
     call.end()
 
 
-__all__ = ["EpisodeContext", "HistoryRewritten", "Template", "TrajectoryCollectEngine"]
+__all__ = ["EpisodeContext", "Template", "TrajectoryCollectEngine", "opening"]

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from burnish import rewards
-from burnish.agentic import agents, environments
+from burnish.agentic import agents, calculator, environments
 from burnish.cli.options import AnyConfig
 from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import BurnishError, UserError
@@ -65,11 +65,13 @@ def build_learner(
         say(f"{folder}")
     with building("data", report) as say:
         agent_class = resolve(config.agent.agent, kind="agent", module=agents, base=base)
-        check_options(agent_class, config.agent.options, what=f"agent `{config.agent.agent}`")
+        agent_options = _agent_options(config, base)
+        check_options(agent_class, agent_options, what=f"agent `{config.agent.agent}`")
         env_class = resolve(config.environment.env, kind="environment", module=environments, base=base)
         check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
-        make_agent = functools.partial(agent_class, **config.agent.options)
-        count = token_counter(codec.template, make_agent) if env_class is environments.TaskEnvironment else None
+        make_agent = functools.partial(agent_class, **agent_options)
+        make_agent()  # for its check of its options
+        count = token_counter(codec.template, make_agent) if env_class in environments.SINGLE_PROMPT else None
         limit = {"count_tokens": count, "max_tokens": config.rollout.max_prompt_tokens, "policy": config.rollout.overlong_prompts}
         sources = make_sources(config.data, config.data.train, base)
         stream = training_stream(
@@ -89,7 +91,7 @@ def build_learner(
         taught = isinstance(config.algorithm, OnPolicyDistillationConfig)
         if config.reward_model is not None:
             check_reward_model(config.reward_model)
-        elif not specs and env_class is environments.TaskEnvironment and not taught:
+        elif not specs and env_class in environments.SINGLE_PROMPT and not taught:
             raise UserError("`rewards` is empty: name at least one reward function, e.g. `rewards: [{fn: numeric}]`")
         for prompt in [*(source.prompts[0] for source in sources if isinstance(source.prompts, Sequence)), *(held_out or ())[:1]]:
             RewardManager(specs).check(prompt)
@@ -142,9 +144,10 @@ def build_learner(
             train_ds=stream,
             eval_ds=held_out,
             agent_class=agent_class,
-            agent_kwargs=config.agent.options,
+            agent_kwargs=agent_options,
             env_class=env_class,
             env_kwargs=config.environment.options,
+            limits=config.environment.limits,
             run=config.run,
             sinks=outputs,
         )
@@ -171,6 +174,14 @@ def _lora(config: Config, base: Path) -> LoraConfig | None:
         return lora
     found = Path(_absolute(lora.path, "path", base))
     return lora.model_copy(update={"path": str(found)})
+
+
+def _agent_options(config: Config, base: Path) -> dict[str, Any]:
+    """The agent's options; tools that are named, as a bare name of `burnish.agentic.calculator` or `my_pkg.mod:Tool`, as what they mean."""
+    options = dict(config.agent.options)
+    if isinstance(tools := options.get("tool_map"), dict):
+        options["tool_map"] = {name: resolve(tool, kind="tool", module=calculator, base=base) for name, tool in tools.items()}
+    return options
 
 
 def make_sources(data: DataSection, sources: Sequence[SourceConfig], base: Path, *, reader: type[RowReader] = RowReader) -> list[Source]:
@@ -217,6 +228,8 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
 
     values = resolved.config.model_dump()
     values["data"] |= {key: [named(source) for source in values["data"][key]] for key in ("train", "eval")}
+    if isinstance(tools := values["agent"]["options"].get("tool_map"), dict):
+        values["agent"]["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
     return dataclasses.replace(resolved, config=type(resolved.config).model_validate(walk(values)))
 

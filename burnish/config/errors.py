@@ -50,6 +50,18 @@ class ConfigError(UserError):
         super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} mistakes in the configuration:", *lines]))
 
 
+class CallError(Exception):
+    """What somebody else's code did wrong, in a line: an environment's, a tool's, a reward function's. `trace` is its traceback."""
+
+    def __init__(self, reason: str, trace: str = "") -> None:
+        super().__init__(reason)
+        self.trace = trace
+
+
+class CallTimeout(Exception):
+    """Somebody else's code didn't end within its limit."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the known name nearest to `name`, else nothing."""
     nearest = difflib.get_close_matches(name, list(known), n=1)

@@ -117,6 +117,27 @@ class RewardModelSection(Section):
     for."""
 
 
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class EpisodeLimits(Section):
+    """What ends an episode before its environment does. A limit of null is none, by choice."""
+
+    max_steps: Positive = 32
+    """Turns; after them the episode is truncated. An environment that is given `max_steps` of its own keeps those."""
+    max_tokens: Positive | None = None
+    """Ids sampled in all turns together; the last turn is cut to what is left, then the episode is truncated. Null: only
+    `rollout.max_episode_tokens` bounds them."""
+    step_timeout_s: Seconds | None = 60.0
+    """Longest call of an environment, reset and close included, in seconds; after it the episode has the status `env_timeout`."""
+    episode_timeout_s: Seconds | None = None
+    """Longest episode, sampling included, in seconds; after it the episode has the status `env_timeout`."""
+    lost_after_s: Seconds | None = 3600.0
+    """An episode from which nothing has come for so long is lost, in seconds: it is played again, once, and then counted and left out."""
+    max_concurrency: Positive | None = None
+    """Episodes that play at one time; null: 4 for each of the engine's slots, so that it has work while environments wait."""
+
+
 class EnvironmentSection(Section):
     """The world an episode plays in."""
 
@@ -124,6 +145,8 @@ class EnvironmentSection(Section):
     """An environment class of `burnish.agentic.environments`, or `my_pkg.mod:Class`, or `./file.py:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
+    limits: EpisodeLimits = EpisodeLimits()
+    """What ends an episode before its environment does."""
 
 
 class AgentSection(Section):
@@ -168,6 +191,9 @@ class RolloutConfig(Section):
     """Which engine."""
     max_prompt_tokens: Positive = 512
     """Longest prompt, in tokens after the chat template."""
+    max_episode_tokens: Positive | None = None
+    """Longest row of an episode: its prompt, all its turns and what the environment said between them. Null: `max_prompt_tokens` and one
+    completion, which is enough for one turn."""
     overlong_prompts: Literal["drop", "error", "left"] = "drop"
     """A longer prompt: dropped and counted, an error before training, or its last tokens kept (a BOS stays in front)."""
     sampling: SamplingConfig = SamplingConfig()
@@ -189,6 +215,20 @@ class RolloutConfig(Section):
     weights: Literal["copy", "lent"] = "copy"
     """What the engine samples from: a copy in the layout that decodes fastest, or `lent`: the actor's own arrays, at no memory but slower.
     Lent ones need the actor's mesh, float32, no adapter, one mini-batch a step, and `max_staleness` 0."""
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest row that a model may have to read at once."""
+        return self.max_episode_tokens or self.max_prompt_tokens + self.sampling.max_tokens
+
+    @model_validator(mode="after")
+    def _an_episode_holds_its_prompt(self) -> RolloutConfig:
+        if self.max_episode_tokens is not None and self.max_episode_tokens <= self.max_prompt_tokens:
+            raise ValueError(
+                f"`max_episode_tokens` is {self.max_episode_tokens} and a prompt may have `max_prompt_tokens` {self.max_prompt_tokens}: an "
+                "episode needs room for what is sampled after it"
+            )
+        return self
 
 
 RoleName = Literal["actor", "rollout", "reference", "critic", "reward", "teacher"]

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from burnish import faults
-from burnish.config.errors import UserError
+from burnish.config.errors import CallError, CallTimeout, UserError
 from burnish.types import Completion, Group, Message, Prompt, Status, Step, StopReason, Trajectory
 
 GIVEN = ("prompts", "completions", "conversations", "trajectories")
@@ -56,7 +56,7 @@ class RewardSpec:
             raise RewardError(f"reward {self.name!r} must be a function, got {self.fn!r} ({type(self.fn).__name__})")
         if not _finite(self.weight):
             raise RewardError(f"reward {self.name!r}: the weight must be a finite number, got {self.weight!r}")
-        if self.timeout_s is not None and not (_finite(self.timeout_s) and self.timeout_s > 0):
+        if self.timeout_s is not None and (isinstance(self.timeout_s, bool) or not (_finite(self.timeout_s) and self.timeout_s > 0)):
             raise RewardError(f"reward {self.name!r}: timeout_s must be finite and > 0, or None for no limit; got {self.timeout_s!r}")
 
     @classmethod
@@ -69,6 +69,24 @@ class RewardSpec:
         return cls(named.__name__ if has_name else type(named).__name__, fn)
 
 
+class Runner(Protocol):
+    """Calls functions that may fail or hang (`agentic.calls.Calls`); raises `CallError` and `CallTimeout`."""
+
+    def check(self, fn: Callable[..., Any], name: str) -> None: ...
+
+    def killable(self, fn: Callable[..., Any], name: str) -> bool: ...
+
+    async def __call__(
+        self,
+        fn: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        *,
+        timeout_s: float | None,
+        name: str,
+        fault: tuple[str, Mapping[str, Any]] | None = None,
+    ) -> Any: ...
+
+
 class RewardManager:
     """Fills in the rewards of groups.
 
@@ -77,13 +95,19 @@ class RewardManager:
     `grader_error` with the reason and have no reward. A return that isn't one finite number or None for each completion is a mistake in the
     function, and raises `RewardError`.
 
-    Plain functions run on threads, which can't be killed: one that overruns its limit goes on in the background until it returns, and is
-    counted in `abandoned`. Of two functions of one name the second is called `name_2`.
+    runner: what calls them; a run's keeps plain functions in worker processes. A group that takes too long there is asked again sample by
+    sample, so that only the sample at fault is lost. Without a runner, and where they are burnish's own, plain functions run on threads,
+    which can't be killed: one that overruns its limit goes on in the background until it returns, and is counted in `abandoned`. Of two
+    functions of one name the second is called `name_2`.
     """
 
-    def __init__(self, specs: Sequence[RewardSpec]) -> None:
+    def __init__(self, specs: Sequence[RewardSpec], *, runner: Runner | None = None) -> None:
         self.specs = _with_distinct_names(specs)
         self.abandoned = 0
+        self._runner = runner
+        for spec in self.specs:
+            if runner is not None and spec.timeout_s is not None and not _is_own(spec.fn):
+                runner.check(spec.fn, f"reward {spec.name}")
         self._parameters = {spec.name: _parameters(spec) for spec in self.specs}
 
     def check(self, prompt: Prompt) -> None:
@@ -98,7 +122,10 @@ class RewardManager:
             return
         outcomes = await asyncio.gather(*(self._call(spec, group, graded) for spec in self.specs))
         for index, trajectory in enumerate(graded):
-            values = {spec.name: None if isinstance(got, _Failure) else got[index] for spec, got in zip(self.specs, outcomes, strict=True)}
+            mine = [got[index] for got in outcomes]
+            values: dict[str, float | None] = {
+                spec.name: None if isinstance(got, _Failure) else got for spec, got in zip(self.specs, mine, strict=True)
+            }
             weights = {spec.name: float(spec.weight) for spec in self.specs}
             steps = [step.reward for step in trajectory.steps if step.reward is not None]
             if steps:
@@ -106,12 +133,38 @@ class RewardManager:
             applying = [weights[name] * value for name, value in values.items() if value is not None]
             trajectory.rewards, trajectory.reward_weights = values, weights
             trajectory.reward = math.fsum(applying) if applying else None
-            failures = [got.reason for got in outcomes if isinstance(got, _Failure)]
+            failures = [got.reason for got in mine if isinstance(got, _Failure)]
             if failures:
                 trajectory.status, trajectory.reward, trajectory.error = Status.GRADER_ERROR, None, "; ".join(failures)
 
-    async def _call(self, spec: RewardSpec, group: Group, graded: Sequence[Trajectory]) -> list[float | None] | _Failure:
-        """One function on one group: its checked values, or why there are none."""
+    async def _call(self, spec: RewardSpec, group: Group, graded: Sequence[Trajectory]) -> Sequence[float | None | _Failure]:
+        """One function on one group: for each trajectory its checked value, or why there is none."""
+        outcome = await self._try(spec, group, graded)
+        if not isinstance(outcome, _Failure):
+            return outcome
+        killable = self._runner is not None and not _is_own(spec.fn) and self._runner.killable(spec.fn, f"reward {spec.name}")
+        if outcome.late and len(graded) > 1 and killable:
+            alone = await asyncio.gather(*(self._try(spec, group, [trajectory]) for trajectory in graded))
+            return [got if isinstance(got, _Failure) else got[0] for got in alone]
+        return [outcome] * len(graded)
+
+    async def _try(self, spec: RewardSpec, group: Group, graded: Sequence[Trajectory]) -> list[float | None] | _Failure:
+        """One call: the checked values, or why there are none."""
+        if self._runner is None or _is_own(spec.fn):
+            returned = await self._beside(spec, group, graded)
+        else:
+            arguments = self._arguments(spec, group.prompt, graded)
+            fault = ("reward", {"id": group.id[1], "step": group.id[0], "reward": spec.name})
+            try:
+                returned = await self._runner(spec.fn, arguments, timeout_s=spec.timeout_s, name=f"reward {spec.name}", fault=fault)
+            except CallTimeout:
+                returned = _Failure.too_late(spec)
+            except CallError as error:
+                returned = _Failure(f"reward {spec.name}: {error}")
+        return returned if isinstance(returned, _Failure) else _checked(returned, spec.name, len(graded))
+
+    async def _beside(self, spec: RewardSpec, group: Group, graded: Sequence[Trajectory]) -> Any:
+        """What the function returns, or a `_Failure`; without a runner."""
         arguments = self._arguments(spec, group.prompt, graded)
 
         def start() -> Any:
@@ -120,11 +173,10 @@ class RewardManager:
 
         asynchronous = _is_async(spec.fn)
         try:
-            returned = await asyncio.wait_for(_on_loop(start, spec) if asynchronous else _on_thread(start, spec), spec.timeout_s)
+            return await asyncio.wait_for(_on_loop(start, spec) if asynchronous else _on_thread(start, spec), spec.timeout_s)
         except TimeoutError:
             self.abandoned += not asynchronous
-            return _Failure(f"reward {spec.name}: not done within {spec.timeout_s} s")
-        return returned if isinstance(returned, _Failure) else _checked(returned, spec.name, len(graded))
+            return _Failure.too_late(spec)
 
     def _arguments(self, spec: RewardSpec, prompt: Prompt, graded: Sequence[Trajectory]) -> dict[str, list[Any]]:
         """What the function names, one item for each graded trajectory. The lists are new: a function may do with them what it likes."""
@@ -198,6 +250,11 @@ def _on_thread(start: Callable[[], Any], spec: RewardSpec) -> asyncio.Future[Any
 @dataclass(frozen=True, slots=True)
 class _Failure:
     reason: str
+    late: bool = False
+
+    @classmethod
+    def too_late(cls, spec: RewardSpec) -> _Failure:
+        return cls(f"reward {spec.name}: not done within {spec.timeout_s} s", late=True)
 
     @classmethod
     def of(cls, error: BaseException, spec: RewardSpec) -> _Failure:
@@ -248,6 +305,13 @@ def _finite(value: object) -> bool:
         return isinstance(value, np.bool_) or (isinstance(value, numbers.Real) and math.isfinite(value))
     except OverflowError:  # an integer beyond every float
         return False
+
+
+def _is_own(fn: Callable[..., Any]) -> bool:
+    """Whether a function is burnish's, which end: a process for them would cost a start and gain nothing."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return isinstance(fn, FunctionType) and fn.__module__.startswith("burnish.")
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

@@ -251,6 +251,8 @@ def _with_credit(groups: Sequence[Group], advantages: Credit) -> list[Trajectory
     for t in chosen:
         if t.sampled[: max(1, t.prompt_length)].any():
             raise ValueError(f"episode {(t.group, t.sample)}: an id of its prompt (length {t.prompt_length}) is marked as sampled")
+        if t.sampled[list(t.forks)].any():
+            raise ValueError(f"episode {(t.group, t.sample)}: the first id after one of its forks {t.forks} is marked as sampled")
     if len({t.kept_ids is None for t in chosen}) > 1:
         raise ValueError("some episodes carry the support that they were sampled from and others none: sample a batch in one way")
     return chosen

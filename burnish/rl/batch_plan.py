@@ -135,12 +135,12 @@ class BatchPlan:
 
 def _check_context(tokens: int, rollout: RolloutConfig) -> None:
     """A row can't be cut inside an episode."""
-    prompt, completion = rollout.max_prompt_tokens, rollout.sampling.max_tokens
-    if prompt + completion > tokens:
+    longest = rollout.longest_sequence
+    if longest > tokens:
         raise UserError(
-            f"training.tokens_per_device is {tokens}, but an episode may have {prompt + completion} tokens (rollout.max_prompt_tokens "
-            f"{prompt} + rollout.sampling.max_tokens {completion}) and lies on one device: use tokens_per_device {prompt + completion} or "
-            "more, or lower those limits"
+            f"training.tokens_per_device is {tokens}, but an episode may have {longest} tokens (rollout.max_episode_tokens, or "
+            f"rollout.max_prompt_tokens {rollout.max_prompt_tokens} + rollout.sampling.max_tokens {rollout.sampling.max_tokens}) and lies "
+            f"on one device: use tokens_per_device {longest} or more, or lower those limits"
         )
 
 

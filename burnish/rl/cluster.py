@@ -410,8 +410,8 @@ class RLCluster:
 
 
 def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
-    """How many ids a prompt and its completion can have together."""
-    return min(rollout.max_prompt_tokens + rollout.sampling.max_tokens, model.max_positions)
+    """How many ids an episode can have in one row, its prompt included."""
+    return min(rollout.longest_sequence, model.max_positions)
 
 
 def _check_divides(role: Role, mesh: Mesh | None, architecture: ModelConfig) -> None:

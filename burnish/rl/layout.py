@@ -3,7 +3,8 @@
 Owns the three layouts and their sizes; knows nothing of rewards or losses. Host numpy, no jax. `rl.batch` turns rows into a device batch.
 
 "shared": the prompt of a group lies in a row once, followed by its completions, each with the prompt's segment as its parent, so the prompt
-is computed once. "packed": each episode repeats its prompt, several lie in a row. "padded": one episode a row.
+is computed once. "packed": each episode repeats its prompt, several lie in a row. "padded": one episode a row. In all of them an episode
+that forked has several continuations of its prompt, which lie side by side and don't see each other.
 
 `lay_out` fills rows of a given length; `cut` makes micro-batches of rows that fit a device's memory and keep all devices equally busy.
 """
@@ -239,16 +240,15 @@ def _num_tokens(piece: Sequence[Trajectory]) -> int:
 
 
 def _join(pieces: Sequence[Sequence[Trajectory]]) -> Row:
-    """One row of pieces, each a prompt with the completions that share it; a single completion is one segment with its prompt."""
+    """One row of pieces, each a prompt with the continuations that share it; a single one is one segment with its prompt."""
     tokens, positions, segments, parents, placed = [], [], [], [], []
     column = segment = 0
     for piece in pieces:
         prompt_length, prompt_segment = piece[0].prompt_length, segment + 1
-        parent = prompt_segment if len(piece) > 1 else 0
+        continuations = [ids for t in piece for ids in np.split(t.ids, [prompt_length, *t.forks])[1:]]
+        parent = prompt_segment if len(continuations) > 1 else 0
         spans = [(piece[0].ids[:prompt_length], 0, prompt_segment, 0)]
-        spans += [
-            (t.ids[prompt_length:], prompt_length, prompt_segment + (n if parent else 0), parent) for n, t in enumerate(piece, start=1)
-        ]
+        spans += [(ids, prompt_length, prompt_segment + (n if parent else 0), parent) for n, ids in enumerate(continuations, start=1)]
         start = column + prompt_length
         for t in piece:
             own = np.flatnonzero(t.sampled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import resource
 import sys
 import time
@@ -19,14 +20,17 @@ from types import TracebackType
 from typing import Any
 
 from burnish.agentic.agents import ConversationAgentBase, ModelAgent
-from burnish.agentic.environments import BaseTaskEnv, TaskEnvironment
+from burnish.agentic.calls import Calls, leaked_threads
+from burnish.agentic.environments import SINGLE_PROMPT, BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
+from burnish.agentic.processes import Zygote
 from burnish.agentic.trajectory import EpisodeContext
+from burnish.agentic.workers import WorkerPool
 from burnish.checkpoint import store
 from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import RolloutConfig, RunSection, SamplingConfig, TrainingConfig
+from burnish.config.schema import EpisodeLimits, RolloutConfig, RunSection, SamplingConfig, TrainingConfig
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
@@ -62,8 +66,9 @@ class RLLearner:
     policy: an `RLCluster`, or a `Model` or a path, for which a cluster on the devices at hand is built (every weight is trained; for an
     adapter build the cluster with `lora=`). reward_fns: `fn(prompts, completions, **columns) -> list[float | None]`. train_ds: rows
     (mappings with a "prompt", or strings) or a `PromptStream`; eval_ds: rows or prompts, read to their end at each evaluation.
-    agent_class, env_class: called with their kwargs for each episode; the environment gets the task first. training, rollout,
-    critic: options, where `policy` is no cluster, which has its own. run: name and seed. sinks: who hears of steps and evaluations.
+    agent_class, env_class: called with their kwargs for each episode; the environment gets the task first. limits: of episodes.
+    training, rollout, critic: options, where `policy` is no cluster, which has its own. run: name and seed. sinks: who hears of steps and
+    evaluations. Plain environments, tools and reward functions of a module run in worker processes (`agentic.workers`).
 
     Data is checked before weights are loaded. `train` closes the learner and its cluster at the end, whatever the end is.
     """
@@ -80,6 +85,7 @@ class RLLearner:
         agent_kwargs: Mapping[str, Any] = {},
         env_class: Callable[..., BaseTaskEnv] = TaskEnvironment,
         env_kwargs: Mapping[str, Any] = {},
+        limits: EpisodeLimits = EpisodeLimits(),
         training: TrainingConfig | None = None,
         rollout: RolloutConfig | None = None,
         critic: CriticConfig | None = None,
@@ -99,17 +105,24 @@ class RLLearner:
         self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
         if not reward_fns and "teacher" in algorithm.scores_needed:
             reward_fns = [RewardSpec("ungraded", _ungraded)]
-        self._rewards = RewardManager([fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns])
+        max_concurrency = limits.max_concurrency or 4 * self._rollout.slots
+        # Two pools: an episode keeps its worker to its end, and rewards mustn't wait for that.
+        self._zygote = Zygote()
+        self._pools = WorkerPool(max_concurrency, zygote=self._zygote), WorkerPool(os.cpu_count() or 1, zygote=self._zygote)
+        calls, graders = map(Calls, self._pools)
+        specs = [fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns]
+        self._rewards = RewardManager(specs, runner=graders)
+        calls.check_environment(env_class)
         self._make_agent = lambda: agent_class(**agent_kwargs)
         self._make_env = lambda prompt: env_class({**prompt.meta, "prompt": list(prompt.messages)}, **env_kwargs)
-        count = token_counter(_codec(policy).template, self._make_agent) if env_class is TaskEnvironment else None
+        count = token_counter(_codec(policy).template, self._make_agent) if env_class in SINGLE_PROMPT else None
         limit, overlong = self._rollout.max_prompt_tokens, self._rollout.overlong_prompts
         self._stream = training_stream(
             train_ds, count_tokens=count, max_tokens=limit, policy=overlong, seed=self._run.seed, batch_size=self._plan.batch
         )
         self._held_out = [] if eval_ds is None else held_out_prompts(eval_ds, count_tokens=count, max_tokens=limit, policy=overlong)
-        if not self._rewards.specs and env_class is TaskEnvironment:
-            raise UserError("reward_fns is empty and a TaskEnvironment gives no reward: give at least one reward function")
+        if not self._rewards.specs and env_class in SINGLE_PROMPT:
+            raise UserError(f"reward_fns is empty and a {env_class.__name__} gives no reward: give at least one reward function")
         for prompt in (*self._stream.samples(), *self._held_out):
             self._rewards.check(prompt)
         require_held_out(self._training, self._held_out)
@@ -129,13 +142,15 @@ class RLLearner:
             max_prompt_tokens=limit,
             overlong_prompts=overlong,
             bos_id=codec.tokenizer.bos_id,
+            limits=limits,
+            calls=calls,
         )
         self._orchestrator = RolloutOrchestrator(
             context,
             self._rewards,
             make_agent=self._make_agent,
             make_env=self._make_env,
-            max_concurrency=4 * self._rollout.slots,
+            max_concurrency=max_concurrency,
         )
         self._programs = programs_compiled()
         self._closed = False
@@ -277,6 +292,9 @@ class RLLearner:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
+        self._metrics.last("workers/killed", sum(pool.killed for pool in self._pools))
+        self._metrics.last("workers/died", sum(pool.died for pool in self._pools))
+        self._metrics.last("workers/leaked_threads", leaked_threads())
         if self.cluster.reward_model is not None:
             self._metrics.merge(self.cluster.reward_model.take_metrics())
         metrics = self._metrics.take()
@@ -378,6 +396,9 @@ class RLLearner:
         """Stop the engine and the sinks. Closing twice is fine."""
         if not self._closed:
             self._closed = True
+            for pool in self._pools:
+                pool.close()
+            self._zygote.close()
             self.cluster.close()
             self._sinks.close()
 

@@ -279,7 +279,9 @@ def _require_some_success(groups: Sequence[Group]) -> None:
     trajectories = [t for group in groups for t in group.trajectories]
     failed = [t for t in trajectories if t.status not in (Status.OK, Status.TRUNCATED)]
     if trajectories and len(failed) == len(trajectories):
-        raise RolloutFailed(f"all {len(failed)} episodes of the first batch failed; the first ({failed[0].status}): {failed[0].error}")
+        first = failed[0]
+        traceback = f"\n{first.traceback}" if first.traceback else ""
+        raise RolloutFailed(f"all {len(failed)} episodes of the first batch failed; the first ({first.status}): {first.error}{traceback}")
     if trajectories and all(t.reward is None for t in trajectories):
         raise RolloutFailed(
             f"none of the {len(trajectories)} episodes of the first batch has a reward: every reward function returned None"

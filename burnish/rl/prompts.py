@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from burnish.agentic.agents import ConversationAgentBase
-from burnish.agentic.trajectory import Template
+from burnish.agentic.trajectory import Template, opening
 from burnish.config.errors import UserError
 from burnish.config.schema import TrainingConfig
 from burnish.data.length import CountTokens, OverlongPolicy, limit_prompts
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def token_counter(template: Template, make_agent: Callable[[], ConversationAgentBase]) -> CountTokens:
-    """How many tokens a prompt's messages take once the agent has put its system prompt before them."""
+    """How many tokens a prompt's messages take once the agent has put its system prompt and its tools before them."""
 
     def count(messages: Sequence[Any]) -> int:
         agent = make_agent()
         agent.reset()
         agent.update_from_env(list(messages))
-        return len(template.encode(agent.messages))
+        return len(opening(agent, template).ids)
 
     return count
 

@@ -25,6 +25,11 @@ def record_rollout(metrics: MetricCollector, groups: Sequence[Group], *, version
             if value is not None:
                 metrics.mean(f"reward/{name}/mean", value)
         metrics.sum(f"status/{t.status}", 1)
+        metrics.sum("episode/lost", t.num_lost)
+        metrics.sum("episode/forks", len(t.forks))
+        metrics.mean("episode/turns", len(t.steps))
+        if t.timings:
+            metrics.sum("time/environment_seconds", t.timings["environment_seconds"])
         for step in t.steps:
             metrics.sum(f"stop/{step.completion.stop}", 1)
         metrics.mean("length/sampled_mean", t.num_sampled)

@@ -11,6 +11,7 @@ import difflib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from burnish.types import Message
 
 ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation up to where the model speaks: its text, foreign special tokens hidden, and its ids (or those that were added)."""
+
+    text: str
+    ids: list[int]
 
 
 class ChatTemplate:
@@ -50,10 +59,15 @@ class ChatTemplate:
             raise UserError(f"the chat template isn't valid jinja2, line {error.lineno}: {error.message}") from error
         # Names that are read, not jinja2's undeclared ones: templates set their own default where an option isn't defined.
         _check_kwargs(self._kwargs, {name.name for tree in parsed for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "load"})
+        self._takes_tool_role = True
         ends = (*eos_ids, tokenizer.eos_id, self._end_of_turn())
         self.stop_ids = tuple(dict.fromkeys(index for index in ends if index is not None))
         if not self.stop_ids:
             raise UserError("no id ends a turn: the template closes a turn with none; set eos_token_id in generation_config.json")
+        self._special_ids = {tokenizer.token_id(token) for token in tokenizer.special_tokens}
+        self.takes_tools = any(name.name == "tools" for tree in parsed for name in tree.find_all(jinja2.nodes.Name))
+        """Whether the template writes `tools` itself; where it doesn't, whoever has tools must describe them in words."""
+        self._takes_tool_role = self._shows_tool_results()
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: Tokenizer, *, template_kwargs: Mapping[str, Any] | None = None) -> ChatTemplate:
@@ -79,16 +93,36 @@ class ChatTemplate:
         As `transformers` has them, where no text of messages and tools holds a special token's text; where one does, it stays text:
         it goes through the template as a private character, and comes back after the template's own special tokens were parsed.
         """
-        texts = list(_texts([messages, tools]))
-        hidden = self._hidden_characters(texts)
-        if not hidden:
-            rendered = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-            return self._tokenizer.encode(rendered, parse_special=True)
-        rendered = self._render(_replace(list(messages), hidden), _replace(tools, hidden), add_generation_prompt)
-        pieces = list(self._tokenizer.split_special(rendered))
-        if self._encode_pieces(pieces, {}) != self._tokenizer.encode(rendered, parse_special=True):
-            raise UserError(f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens")
-        return self._encode_pieces(pieces, {character: special for special, character in hidden.items()})
+        return self._ids(*self._hidden(messages, tools, add_generation_prompt), whole=True)
+
+    def start(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> Rendering:
+        """The conversation up to the model's turn, to go on from with `follow`."""
+        text, hidden = self._hidden(messages, tools, True)
+        return Rendering(text, self._ids(text, hidden, whole=True))
+
+    def follow(
+        self,
+        begun: Rendering,
+        reply: str,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        ended: bool,
+    ) -> Rendering | None:
+        """What the template writes after the model said `reply`, up to its next turn; the ids are those of what follows the reply only.
+
+        messages: the whole conversation, the reply and what was answered included. ended: the model closed its turn itself, so the
+        template's closing token (and white space before it) is left out. None where the template doesn't begin with what `begun` and
+        the reply say: it writes earlier turns in another way, and the ids that exist can't be gone on from.
+        """
+        text, hidden = self._hidden(messages, tools, True, reply)
+        kept = begun.text + _replace(reply, hidden)
+        if not text.startswith(kept):
+            return None
+        ids = self._ids(text[len(kept) :], hidden)
+        first = next((n for n, index in enumerate(ids) if index in self._special_ids), None)
+        closes = ended and first is not None and ids[first] in self.stop_ids
+        return Rendering(text, ids[first + 1 :] if closes and first is not None else ids)
 
     def encode_with_mask(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -119,6 +153,8 @@ class ChatTemplate:
         if not messages:
             raise UserError("a conversation needs at least one message")
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if not self._takes_tool_role:
+            messages = _as_user_messages(messages)
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
         variables = {**self._tokenizer.named_tokens, **self._kwargs}
         try:
@@ -129,12 +165,40 @@ class ChatTemplate:
             roles = ", ".join(str(message.get("role")) for message in present)
             raise UserError(f"the chat template refused messages of the roles {roles}: {error}") from error
 
+    def _hidden(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool, *more: str) -> tuple[str, dict[str, str]]:
+        """The rendering with special tokens of messages and tools (and of the texts in `more`) as the private characters that stand for
+        them."""
+        hidden = self._hidden_characters(list(_texts([messages, tools, list(more)])))
+        shown = [dict(message) for message in messages]
+        if hidden:
+            shown, tools = _replace(shown, hidden), _replace(tools, hidden)
+        return self._render(shown, tools, add_generation_prompt), hidden
+
+    def _ids(self, text: str, hidden: Mapping[str, str], *, whole: bool = False) -> list[int]:
+        """The ids of a rendering, or of its end, with what was hidden as text. whole: refuse what can't be encoded piece by piece."""
+        ids = self._tokenizer.encode(text, parse_special=True)
+        if not hidden:
+            return ids
+        pieces = list(self._tokenizer.split_special(text))
+        if whole and self._encode_pieces(pieces, {}) != ids:
+            raise UserError(f"a message holds {' and '.join(hidden)}, which this tokenizer can't encode as text between its special tokens")
+        return self._encode_pieces(pieces, {character: special for special, character in hidden.items()})
+
     def _hidden_characters(self, texts: list[str]) -> dict[str, str]:
-        """Special tokens that occur in `texts` → a private character each that doesn't."""
-        found = [token for token in self._tokenizer.special_tokens if any(token in text for text in texts)]
+        """Special tokens that occur in `texts` → a private character each that doesn't; the same one for as long as no text has any."""
+        found = {token for token in self._tokenizer.special_tokens if any(token in text for text in texts)}
         used = {character for text in texts for character in text} if found else set()
         free = (character for character in map(chr, PRIVATE_USE) if character not in used)
-        return dict(zip(found, free, strict=False))
+        return {token: character for token, character in zip(self._tokenizer.special_tokens, free, strict=False) if token in found}
+
+    def _shows_tool_results(self) -> bool:
+        """Whether the template has words for a message of the role `tool`."""
+        result = chr(PRIVATE_USE[0])
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello"}]
+        try:
+            return result in self._render([*asked, {"role": "tool", "content": result}], None, False)
+        except ValueError:
+            return False
 
     def _encode_pieces(self, pieces: list[int | str], restore: Mapping[str, str]) -> list[int]:
         table = str.maketrans(dict(restore))
@@ -207,6 +271,18 @@ def _sources(folder: Path) -> dict[str, str]:
             f"{folder} has no chat template: chat_template.jinja or `chat_template` in tokenizer_config.json; is it a base model?"
         )
     return sources
+
+
+def _as_user_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool results as a user's message, those that follow each other as one: for templates that know no role `tool`."""
+    shown: list[dict[str, Any]] = []
+    for is_result, run in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            results = (f"```tool_output\n{message['content']}\n```" for message in run)
+            shown.append({"role": "user", "content": "\n".join(results)})
+        else:
+            shown.extend(run)
+    return shown
 
 
 def _texts(value: Any) -> Iterator[str]:

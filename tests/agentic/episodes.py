@@ -8,6 +8,7 @@ from typing import Any
 from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
+from burnish.config.schema import EpisodeLimits
 from burnish.rollout.engine import Engine
 from burnish.rollout.scripted import ScriptedEngine
 from burnish.text.codec import Codec
@@ -25,8 +26,8 @@ def script(codec: Codec, *texts: str, **options: Any) -> ScriptedEngine:
     return ScriptedEngine(reply, decode_text=codec.tokenizer.decode, **options)
 
 
-def context(engine: Engine, codec: Codec, **options: Any) -> EpisodeContext:
-    sizes: dict[str, Any] = {"context": 400, "max_prompt_tokens": 200, "env_timeout_s": 10.0}
+def context(engine: Engine, codec: Codec, *, limits: Mapping[str, Any] = {}, **options: Any) -> EpisodeContext:
+    sizes: dict[str, Any] = {"context": 400, "max_prompt_tokens": 200, "limits": EpisodeLimits(**({"step_timeout_s": 10.0} | {**limits}))}
     return EpisodeContext(engine=engine, template=codec.template, decode=codec.tokenizer.decode, **(sizes | options))
 
 
@@ -37,10 +38,11 @@ def play(
     agent: ConversationAgentBase | None = None,
     max_tokens: int = 50,
     seed_path: tuple[int, ...] = (0, 3, 1, 0),
+    end: tuple[int, ...] = (END,),
     **params: Any,
 ) -> Trajectory:
     """One episode as sample 0 of group (3, 1)."""
-    sampling = SamplingParams(max_tokens, stop_ids=(END,), **params)
+    sampling = SamplingParams(max_tokens, stop_ids=end, **params)
     collector = TrajectoryCollectEngine(episode_context, params=sampling, seed_path=seed_path)
     return asyncio.run(collector.collect(agent or ModelAgent(), env, group=(3, 1), sample=0))
 

@@ -160,12 +160,15 @@ def test_an_environment_of_many_steps_needs_no_jax() -> None:
     from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
     from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
     from burnish.rollout.scripted import ScriptedEngine
+    from burnish.text.chat import Rendering
     from burnish.types import SamplingParams
 
     class Words:
-        def encode(self, messages, *, tools=None, add_generation_prompt=True):
-            ids = [i for m in messages for i in (1, *map(ord, m["content"]), 2)]
-            return [*ids, 1] if add_generation_prompt else ids
+        takes_tools = False
+        def start(self, messages, *, tools=None):
+            return Rendering("", [i for m in messages for i in (1, *map(ord, m["content"]), 2)] + [1])
+        def follow(self, begun, reply, messages, *, tools=None, ended):
+            return Rendering("", [1, *map(ord, messages[-1]["content"]), 2, 1])
 
     class MyEnv(BaseTaskEnv):
         def _initial_observation(self):

@@ -7,20 +7,19 @@ marked as such; whatever the environment does becomes a status; it is closed exa
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from burnish.agentic.agents import Action, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
-from burnish.agentic.trajectory import HistoryRewritten, TrajectoryCollectEngine
+from burnish.agentic.trajectory import TrajectoryCollectEngine
 from burnish.config.errors import UserError
 from burnish.faults import armed
 from burnish.rollout.scripted import ScriptedEngine
 from burnish.text.codec import Codec
-from burnish.types import Message, SamplingParams, Status, StopReason
+from burnish.types import SamplingParams, Status, StopReason
 from tests.agentic.episodes import END, Talk, context, play, script
 
 
@@ -150,7 +149,7 @@ def test_an_environment_that_hangs_is_left_behind(codec: Codec, method: str) -> 
     env = Talk(faults={method: lambda: release.wait(30)})
     start = time.monotonic()
     try:
-        got = play(context(script(codec, "ab"), codec, env_timeout_s=0.1), env)
+        got = play(context(script(codec, "ab"), codec, limits={"step_timeout_s": 0.1}), env)
     finally:
         release.set()
     assert time.monotonic() - start < 5
@@ -204,7 +203,7 @@ class Coroutines(BaseTaskEnv):
     ],
 )
 def test_coroutines_are_awaited_within_the_same_limit(codec: Codec, env: Coroutines, status: Status) -> None:
-    assert play(context(script(codec, "ab"), codec, env_timeout_s=0.1), env).status is status
+    assert play(context(script(codec, "ab"), codec, limits={"step_timeout_s": 0.1}), env).status is status
     assert env.closed == 1
 
 
@@ -262,26 +261,6 @@ def test_b069_a_prompt_over_the_limit_follows_the_one_policy(codec: Codec) -> No
     env = Talk(says=("0123456789",))
     with pytest.raises(UserError, match="limit is 8"):
         play(context(engine, codec, max_prompt_tokens=8, overlong_prompts="error"), env)
-    assert env.closed == 1
-
-
-class Forgetful:
-    """A template that leaves earlier turns of the assistant out, as some drop earlier reasoning."""
-
-    def __init__(self, codec: Codec) -> None:
-        self._template = codec.template
-
-    def encode(self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
-        last = len(messages) - 1
-        kept = [m for i, m in enumerate(messages) if m["role"] != "assistant" or i == last]
-        return self._template.encode(kept, add_generation_prompt=add_generation_prompt)
-
-
-def test_a_template_that_rewrites_history_is_refused(codec: Codec) -> None:
-    env = Talk(says=("one", "two"))
-    episode = replace(context(script(codec, "a", "b"), codec), template=Forgetful(codec))
-    with pytest.raises(HistoryRewritten, match="rewrites earlier turns"):
-        play(episode, env)
     assert env.closed == 1
 
 

@@ -149,6 +149,7 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
             "rewards": [(spec.name, spec.weight, spec.timeout_s, said(spec.fn)) for spec in learner._rewards.specs],
             "agent": [type(learner._make_agent()).__name__, vars(learner._make_agent())],
             "environment": [type(env := learner._make_env(prompts[0])).__name__, vars(env)],
+            "episodes": [vars(learner._orchestrator._context.limits), learner._orchestrator._max_concurrency],
             "sampling": learner._params(config.rollout.sampling),
             "evaluation": learner._evaluation_samplings(),
             "noise": learner._run.seed,

@@ -64,6 +64,7 @@ OTHER: dict[str, list[Any]] = {
     "agent.agent": ["./mine.py:Agent"],
     "agent.options": [{"system_prompt": "88"}],
     "rollout.sampling.stop_strings": [["7"]],
+    "rollout.max_episode_tokens": [40],
     "cluster.actor.axes": [{"data": 2}, {"fsdp": 2}, {"tp": 2}],
     "cluster.actor.devices": [[3], 2],
     "cluster.offload_to_cpu": [["actor"]],

@@ -55,9 +55,18 @@ def scored(
 
 
 def episode(
-    prompt, rest, sampled=None, *, draw: int = 0, sample: int = 0, reward: float | None = 1.0, status=Status.OK, kept: int = 0
+    prompt,
+    rest,
+    sampled=None,
+    *,
+    draw: int = 0,
+    sample: int = 0,
+    reward: float | None = 1.0,
+    status=Status.OK,
+    kept: int = 0,
+    forks: tuple[int, ...] = (),
 ) -> Trajectory:
-    """prompt ids, then `rest`, of which `sampled` (default all) came from the policy."""
+    """prompt ids, then `rest`, of which `sampled` (default all) came from the policy. forks: where it begins anew, as indices of ids."""
     ids = np.array([*prompt, *rest], np.int32)
     mask = np.array([False] * len(prompt) + ([True] * len(rest) if sampled is None else [bool(s) for s in sampled]))
     return Trajectory(
@@ -71,6 +80,7 @@ def episode(
         sample=sample,
         status=status,
         reward=reward,
+        forks=forks,
         kept_ids=np.where(mask[:, None], ids[:, None] + np.arange(kept), -1).astype(np.int32) if kept else None,
     )
 

@@ -1,5 +1,6 @@
 """Learners on a tiny random model that copies nothing and knows nothing: for tests of the whole loop."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from burnish.config.algorithms import GRPOConfig
 from burnish.config.schema import ClusterConfig, LoraConfig, RolloutConfig, RunSection, TrainingConfig
 from burnish.models.model import Model
 from burnish.observe.metrics import Metric
+from burnish.rewards.manager import RewardSpec
 from burnish.rl.batch import TokenBatch
 from burnish.rl.cluster import RLCluster
 from burnish.rl.learners import GRPOLearner
@@ -81,7 +83,7 @@ def make_learner(
     return GRPOLearner(
         policy,
         GRPOConfig(**{"num_generations": 4, **(algorithm or {})}),
-        reward_fns=[reward],
+        reward_fns=[dataclasses.replace(RewardSpec.of(reward), timeout_s=None)],  # in this process: a worker would take longer to start
         train_ds=train_ds,
         eval_ds=eval_ds,
         run=RunSection(seed=seed),

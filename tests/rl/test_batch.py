@@ -1,5 +1,7 @@
 """Locks what a batch says about every sampled id, in each layout, by reading it back through the attention rule."""
 
+import collections
+
 import jax
 import numpy as np
 import pytest
@@ -17,16 +19,16 @@ LAYOUTS = [("shared", None), ("shared", 64), ("shared", 27), ("packed", 40), ("p
 
 
 def read_back(batch: TokenBatch) -> dict[tuple, dict]:
-    """For each scored id, by (episode, its index among the episode's ids): all that a model and a loss see of it."""
-    seen = {}
+    """For each scored id, by (episode, its place among the episode's scored ids): all that a model and a loss see of it."""
+    seen, counts = {}, collections.Counter()
     for row, target in zip(*np.nonzero(batch.mask), strict=True):
         column = batch.columns[row, target]
         allowed = {int(batch.segments[row, column]), int(batch.parents[row, column])} - {0}
         keys = [j for j in range(column + 1) if batch.segments[row, j] in allowed]
         assert batch.positions[row, keys].tolist() == list(range(len(keys))), "a context is contiguous from position 0"
-        key = (int(batch.sequences[row, target]), len(keys))
-        assert key not in seen, "an id is scored once"
-        seen[key] = {
+        sequence = int(batch.sequences[row, target])
+        counts[sequence] += 1
+        seen[sequence, counts[sequence]] = {
             "context": batch.tokens[row, keys].tolist(),
             "target": int(batch.target_ids[row, target]),
             "group": int(batch.prompts_index[row, target]),
@@ -46,9 +48,10 @@ def truth(groups: list[Group], credits: dict, temperature: float) -> dict[tuple,
     episodes = [t for g in groups for t in g.trajectories]
     totals = {g.id: sum(t.num_sampled for t in g.trajectories if (t.group, t.sample) in credits) for g in groups}
     for number, t in enumerate(episodes):
-        for i in np.flatnonzero(t.sampled) if (t.group, t.sample) in credits else []:
-            seen[number, int(i)] = {
-                "context": t.ids[:i].tolist(),
+        for place, i in enumerate(np.flatnonzero(t.sampled) if (t.group, t.sample) in credits else [], start=1):
+            start = max((fork for fork in t.forks if fork <= i), default=t.prompt_length)
+            seen[number, place] = {
+                "context": [*t.ids[: t.prompt_length].tolist(), *t.ids[start:i].tolist()],
                 "target": int(t.ids[i]),
                 "group": [g.id for g in groups].index(t.group),
                 "sequence_tokens": t.num_sampled,
@@ -62,7 +65,7 @@ def truth(groups: list[Group], credits: dict, temperature: float) -> dict[tuple,
 
 
 def random_groups(seed: int, *, kept: int = 0) -> list[Group]:
-    """Uneven groups, completions of 0 to 9 tokens, some with an environment's tokens between two sampled stretches."""
+    """Uneven groups, completions of 0 to 9 tokens, some with an environment's tokens between two sampled stretches, some forked there."""
     rng = np.random.default_rng(seed)
     groups = []
     for draw in range(5):
@@ -71,7 +74,8 @@ def random_groups(seed: int, *, kept: int = 0) -> list[Group]:
         for sample in range(int(rng.integers(1, 6))):
             rest = rng.integers(1, 100, rng.integers(0, 10)).tolist()
             turns = [not (2 <= i < 5) for i in range(len(rest))] if sample % 2 else None
-            made.trajectories.append(episode(prompt, rest, turns, draw=draw, sample=sample, kept=kept))
+            forks = (len(prompt) + 2,) if turns and len(rest) > 5 else ()
+            made.trajectories.append(episode(prompt, rest, turns, draw=draw, sample=sample, kept=kept, forks=forks))
         groups.append(made)
     return groups
 
@@ -127,6 +131,22 @@ def test_episodes_of_a_group_that_forked_before_the_completion_dont_share_a_prom
     forked.trajectories.append(episode([1, 9], [5], sample=2))
     credits = credit_all([forked])
     assert read_back(build_batch([forked], credits, temperature=1.0)) == truth([forked], credits, 1.0)
+
+
+def test_continuations_of_an_episode_that_forked_lie_side_by_side_after_its_prompt():
+    forked = episode([1, 2], [3, 4, 5, 6, 7], [1, 0, 0, 1, 1], forks=(4,))  # [1 2 3 4] and [1 2 5 6 7]
+    for layout in ("shared", "padded", "packed"):
+        (row,) = lay_out([forked], layout=layout, row_tokens=8 if layout == "packed" else None)
+        assert row.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7] and row.positions.tolist() == [0, 1, 2, 3, 2, 3, 4]
+        assert row.segments.tolist() == [1, 1, 2, 2, 3, 3, 3] and row.parents.tolist() == [0, 0, 1, 1, 1, 1, 1]
+        assert row.placed[0].columns.tolist() == [1, 4, 5] and row.placed[0].own_columns.tolist() == [2, 5, 6]
+
+
+def test_an_id_that_follows_nothing_after_a_fork_is_refused():
+    forked = group(0, [1, 2], [])
+    forked.trajectories.append(episode([1, 2], [3, 4, 5], forks=(4,)))
+    with pytest.raises(ValueError, match=r"first id after one of its forks \(4,\) is marked as sampled"):
+        build_batch([forked], credit_all([forked]), temperature=1.0)
 
 
 def test_best_fit_fills_the_fullest_row():

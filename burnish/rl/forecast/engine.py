@@ -41,7 +41,6 @@ def engine_programs(run: PlannedRun) -> RolePrograms:
         "max_kept": rollout.max_kept if truncates(rollout.sampling) else 0,
         "precision": run.precision,
         "spread": spread,
-        "kept": (params, cache),
     }
     cache_bytes = whole.num_layers * bytes_on_a_device(cache)
     programs = (

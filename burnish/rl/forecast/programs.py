@@ -57,22 +57,25 @@ class Measured(NamedTuple):
     outputs: Shaped
 
 
-def measure(name: str, program: Any, *args: Any, kept: Any, gradients: int | None = None, **static: Any) -> Measured:
+def measure(
+    name: str, program: Any, *args: Any, passing: Any = None, with_gradients: bool = False, new_gradients: int = 0, **static: Any
+) -> Measured:
     """Compile `program`, made by `jax.jit`, for arguments that are shapes.
 
-    kept: those arguments that the role keeps all along. gradients: bytes of summed gradients among arguments or new outputs, if any.
+    passing: those arguments that are there for its sake alone. with_gradients: whether summed gradients are among its arguments or outputs;
+    new_gradients: bytes of those that are new outputs.
     """
     traced = program.trace(*args, **static)
     compiled = traced.lower().compile(compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
     found = compiled.memory_analysis()
     memory = ProgramMemory(
         name,
-        arguments=(arguments := found.argument_size_in_bytes),
+        arguments=found.argument_size_in_bytes,
         outputs=(outputs := found.output_size_in_bytes),
         aliased=(aliased := found.alias_size_in_bytes),
         temporaries=(temporaries := found.temp_size_in_bytes),
-        added=arguments - bytes_on_a_device(kept) - (gradients or 0) + outputs - aliased + temporaries,
-        with_gradients=gradients is not None,
+        added=bytes_on_a_device(passing) + outputs - aliased - new_gradients + temporaries,
+        with_gradients=with_gradients,
     )
     shapes, places = traced.out_info, compiled.output_shardings
     return Measured(memory, jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places))

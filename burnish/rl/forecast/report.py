@@ -79,6 +79,14 @@ def forecast(config: Config, *, base: Path, num_devices: int, rate: float, budge
     base: the folder that its files are relative to. rate: bytes a second through a link. budget: bytes that a device may hold, or None.
     """
     found = Forecast()
+    run = planned(found, config, base=base, num_devices=num_devices)
+    if run is not None:
+        _measure(found, run, rate, budget)
+    return found
+
+
+def planned(found: Forecast, config: Config, *, base: Path, num_devices: int) -> PlannedRun | None:
+    """The run, with its sizes and its placement told on the way; None, with every reason among the problems, where it can't be."""
     algorithm = found.attempt(lambda: algorithms.from_config(config.algorithm, max_tokens=config.rollout.sampling.max_tokens, base=base))
     plan = None if algorithm is None else found.attempt(lambda: BatchPlan.from_config(config.training, algorithm, config.rollout))
     if algorithm is not None and plan is not None:
@@ -87,24 +95,23 @@ def forecast(config: Config, *, base: Path, num_devices: int, rate: float, budge
         found.sections.append(("Batches", plan.table()))
     models = found.attempt(lambda: read_models(config))
     placed = None if models is None else found.attempt(lambda: place(config, models, num_devices))
-    if placed is not None and models is not None:
-        found.sections.append(("Placement", placed.table()))
-        _note_idle(found, placed, num_devices)
-        meshes = _meshes(found, placed, models)
-        if algorithm is not None and plan is not None and meshes is not None:
-            by_role = {role: _architecture(models, role) for role in placed.roles}
-            run = PlannedRun(
-                config=config,
-                algorithm=anchored(algorithm, plan),
-                plan=plan,
-                precision=resolve_precision(config.model.precision),
-                placement=placed,
-                models=by_role,
-                meshes=meshes,
-                reward_dtype=models.reward_dtype,
-            )
-            _measure(found, run, rate, budget)
-    return found
+    if models is None or placed is None:
+        return None
+    found.sections.append(("Placement", placed.table()))
+    _note_idle(found, placed, num_devices)
+    meshes = _meshes(found, placed, models)
+    if algorithm is None or plan is None or meshes is None:
+        return None
+    return PlannedRun(
+        config=config,
+        algorithm=anchored(algorithm, plan),
+        plan=plan,
+        precision=resolve_precision(config.model.precision),
+        placement=placed,
+        models={role: _architecture(models, role) for role in placed.roles},
+        meshes=meshes,
+        reward_dtype=models.reward_dtype,
+    )
 
 
 def read_models(config: Config) -> Models:
@@ -200,4 +207,4 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-__all__ = ["Forecast", "Models", "forecast", "place", "read_models"]
+__all__ = ["Forecast", "Models", "forecast", "place", "planned", "read_models"]

@@ -49,7 +49,8 @@ def actor_programs(run: PlannedRun) -> RolePrograms:
     before: list[ProgramMemory] = []
     if run.scores_actor:
         params, pairs = (trainable, None) if base is None else (base, trainable)
-        scored = measure("score", _score(run), params, pairs, _scoring_batch(run, Role.ACTOR), kept=(params, pairs))
+        asked = _scoring_batch(run, Role.ACTOR)
+        scored = measure("score", _score(run), params, pairs, asked, passing=asked)
         before.append(scored.memory)
         logps = _answer(run, scored.outputs, batch)
     old = logps if "old" in needed or run.algorithm.old == "sampler" else None
@@ -70,7 +71,8 @@ def actor_programs(run: PlannedRun) -> RolePrograms:
 def reference_programs(run: PlannedRun) -> RolePrograms:
     """Scoring by the reference."""
     params = weights(transformer.spec(run.models[Role.REFERENCE]), run.meshes[Role.REFERENCE])
-    return RolePrograms((measure("score", _score(run), params, None, _scoring_batch(run, Role.REFERENCE), kept=params).memory,))
+    asked = _scoring_batch(run, Role.REFERENCE)
+    return RolePrograms((measure("score", _score(run), params, None, asked, passing=asked).memory,))
 
 
 def critic_programs(run: PlannedRun) -> RolePrograms:
@@ -80,7 +82,7 @@ def critic_programs(run: PlannedRun) -> RolePrograms:
     assert isinstance(options, PPOConfig) and value_loss is not None, "there is a critic"
     trainable = weights(scalar_head.spec(config), mesh)
     batch = token_batch(run.largest_batch(run.plan.train_micro), mesh)
-    values = measure("values", make_values(config, precision=run.precision), trainable, batch, kept=trainable)
+    values = measure("values", make_values(config, precision=run.precision), trainable, batch, passing=batch)
     optimizer = make_optimizer(options.critic.optimizer, total_updates=_UPDATES, key=OPTIMIZER)
     remat = True if training.remat == "auto" else training.remat
     steps = make_value_steps(config, value_loss, run.algorithm.aggregate, optimizer, precision=run.precision, remat=remat)
@@ -96,7 +98,7 @@ def reward_programs(run: PlannedRun) -> RolePrograms:
     length = min(bucket(section.max_tokens or config.max_positions, multiple=LENGTH_STEP), config.max_positions)
     params = weights(scalar_head.spec(config), mesh, run.reward_dtype)
     tokens, lasts = rows((size, length), jnp.int32, mesh), rows((size,), jnp.int32, mesh)
-    return RolePrograms((measure("score", make_scores(config, run.precision), params, tokens, lasts, kept=params).memory,))
+    return RolePrograms((measure("score", make_scores(config, run.precision), params, tokens, lasts, passing=(tokens, lasts)).memory,))
 
 
 # ------------------------------------------------------------------------------------------------------------------------- scoring
@@ -150,14 +152,13 @@ def _update(
     if run.accumulates:
         nothing = jax.tree.map(_unplaced, jax.eval_shape(steps.totals, trainable, base, micro))
         start = dataclasses.replace(nothing, gradients=trainable)
-        update = measure("update", steps.accumulate, start, trainable, base, micro, kept=(trainable, base), gradients=gradients)
+        update = measure("update", steps.accumulate, start, trainable, base, micro, passing=micro, with_gradients=True)
     else:
-        update = measure("update", steps.totals, trainable, base, micro, kept=(trainable, base), gradients=gradients)
-    apply, totals = make_apply(optimizer), update.outputs
-    counter, both = jax.ShapeDtypeStruct((), jnp.int32), (trainable, state)
-    moved = measure("apply: weights", apply.move, trainable, state, counter, totals, kept=both, gradients=gradients)
+        update = measure("update", steps.totals, trainable, base, micro, passing=micro, with_gradients=True, new_gradients=gradients)
+    apply, totals, counter = make_apply(optimizer), update.outputs, jax.ShapeDtypeStruct((), jnp.int32)
+    moved = measure("apply: weights", apply.move, trainable, state, counter, totals, with_gradients=True)
     new, verdict, _ = moved.outputs
-    remembered = measure("apply: moments", apply.remember, state, new, totals.gradients, verdict, kept=both, gradients=gradients)
+    remembered = measure("apply: moments", apply.remember, state, new, totals.gradients, verdict, with_gradients=True)
     return RolePrograms((*before, update.memory, moved.memory, remembered.memory), optimizer=bytes_on_a_device(state), gradients=gradients)
 
 

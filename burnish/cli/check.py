@@ -6,6 +6,7 @@ Exit code 0 where nothing would fail, 2 otherwise: what was asked for can't be d
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from burnish.cli import options
@@ -49,6 +50,7 @@ def _pretend(count: int) -> None:
     """Let this process have `count` devices that are parts of its CPU. No accelerator is touched."""
     if count < 1:
         raise UserError(f"--devices {count}: there must be at least one")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the partitioner's remarks on how it gets from one sharding to another
     import jax
 
     jax.config.update("jax_platforms", "cpu")

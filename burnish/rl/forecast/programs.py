@@ -17,8 +17,8 @@ from burnish.rl.forecast.run import Shaped, bytes_on_a_device
 _QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
+    **({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}),  # later ones know no such option
 }
 """How a CPU's compiler makes machine code that nobody will run, in a third of the time. Buffers are assigned before that."""
 

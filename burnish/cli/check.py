@@ -6,6 +6,7 @@ Exit code 0 where nothing would fail, 2 otherwise: what was asked for can't be d
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from typing import Any
 
@@ -53,8 +54,11 @@ def _pretend(count: int) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the partitioner's remarks on how it gets from one sharding to another
     import jax
 
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", count)
+    with contextlib.suppress(RuntimeError):  # where jax has started already it has the devices that it has
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    if (found := jax.local_device_count()) < count:
+        raise UserError(f"--devices {count}: jax has started in this process already, with {found} devices; ask in a process of its own")
 
 
 __all__ = ["add_parser", "run"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
+import sys
 from typing import Any
 
 from burnish.cli import options
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         rate=parse_rate(args.link_speed, option="--link-speed"),
         budget=None if args.device_memory is None else parse_size(args.device_memory, option="--device-memory"),
     )
-    print(found.text())
+    print(found.text(width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return UserError.exit_code if found.problems else 0
 
 

@@ -91,6 +91,11 @@ def xla(name: str, program: Any, *args: Any) -> ProgramMemory:
     return ProgramMemory(name, *sizes, added=0)
 
 
+def bare(program: Any) -> Any:
+    """A program that waits for its turn on the devices, without the wait."""
+    return program.__wrapped__
+
+
 def rows(run: PlannedRun, prompts: int | None) -> TokenBatch:
     """A real batch, on the host, of as many prompts as go together."""
     return jax.tree.map(lambda s: np.ones(s.shape, s.dtype), token_batch(run.largest_batch(prompts), None))
@@ -100,12 +105,12 @@ def updates(run: PlannedRun, steps: Any, state: Any, base: Any, micro: Any) -> l
     """The programs of an update with these arguments, in order; the state is used up."""
     if run.accumulates:
         start = steps.zeros(state.trainable, base, micro)
-        found = [xla("update", steps.accumulate.__wrapped__, start, state.trainable, base, micro)]
+        found = [xla("update", bare(steps.accumulate), start, state.trainable, base, micro)]
         totals = steps.accumulate(start, state.trainable, base, micro)
     else:
-        found = [xla("update", steps.totals.__wrapped__, state.trainable, base, micro)]
+        found = [xla("update", bare(steps.totals), state.trainable, base, micro)]
         totals = steps.totals(state.trainable, base, micro)
-    apply = steps.apply.__wrapped__
+    apply = bare(steps.apply)
     found.append(xla("apply: weights", apply.move, state.trainable, state.opt_state, state.updates, totals))
     trainable, verdict, _ = apply.move(state.trainable, state.opt_state, state.updates, totals)
     return [*found, xla("apply: moments", apply.remember, state.opt_state, trainable, totals.gradients, verdict)]
@@ -120,12 +125,12 @@ def actors(run: PlannedRun, cluster: RLCluster) -> tuple[list[ProgramMemory], li
     old = ref = None
     if run.scores_actor:
         params, pairs = (cluster._anchor, None) if cluster._base is None else (cluster._base, cluster._anchor)
-        found.append(xla("score", cluster._score.__wrapped__, params, pairs, asked))
+        found.append(xla("score", bare(cluster._score), params, pairs, asked))
         old = cluster.get_actor_per_token_logps(asked)
     if "reference" in needed:
         reference = cluster._reference
         assert reference is not None
-        of_reference.append(xla("score", reference._score.__wrapped__, reference.params, None, reference._site.take(asked)))
+        of_reference.append(xla("score", bare(reference._score), reference.params, None, reference._site.take(asked)))
         ref = cluster.get_ref_per_token_logps(asked)
     if size is not None:  # as `rl.scoring` puts passes of another size together
         old, ref = (None if x is None else jax.numpy.zeros(batch.mask.shape) for x in (old, ref))
@@ -138,7 +143,7 @@ def critics(run: PlannedRun, cluster: RLCluster) -> list[ProgramMemory]:
     assert critic is not None and critic._steps is not None
     batch = cluster.place(rows(run, run.plan.train_micro))
     there = critic._site.take(batch)
-    found = [xla("values", critic._values.__wrapped__, critic.state.trainable, there)]
+    found = [xla("values", bare(critic._values), critic.state.trainable, there)]
     micro = critic._site.take(ValueMicroBatch(batch, critic.values(batch)[0]))
     return found + updates(run, critic._steps, critic.state, None, micro)
 

@@ -6,6 +6,8 @@ Owns the order of questions and what becomes of a mistake: it is kept, what depe
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +29,7 @@ from burnish.models.weights import load_config
 from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.forecast.memory import memory, memory_table, over_budget, programs_table
-from burnish.rl.forecast.run import PlannedRun
+from burnish.rl.forecast.run import PlannedRun, declared
 from burnish.rl.forecast.timeline import timeline
 from burnish.rl.forecast.transfer import sync_forecast
 from burnish.rl.learner import anchored, planned_updates
@@ -46,13 +48,14 @@ class Forecast:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def text(self) -> str:
-        parts = [f"{title}\n{_indented(text)}" for title, text in self.sections]
+    def text(self, *, width: int | None = None) -> str:
+        """width: of a terminal, at which long lines go on below; None lets them be."""
+        parts = [(title, text.splitlines()) for title, text in self.sections]
         if self.notes:
-            parts.append("Notes\n" + "\n".join(f"  - {note}" for note in self.notes))
-        verdict = "\n".join(f"  - {problem.replace(chr(10), chr(10) + '    ')}" for problem in self.problems)
-        parts.append(f"What would fail\n{verdict or '  nothing that can be told from here'}")
-        return "\n\n".join(parts)
+            parts.append(("Notes", [f"- {note}" for note in self.notes]))
+        verdict = [line for problem in self.problems for line in f"- {problem}".splitlines()]
+        parts.append(("What would fail", verdict or ["nothing that can be told from here"]))
+        return "\n\n".join("\n".join([title, *(part for line in lines for part in _cut(f"  {line}", width))]) for title, lines in parts)
 
     def attempt(self, ask: Callable[[], T]) -> T | None:
         """The answer, or None with the mistake kept."""
@@ -97,6 +100,7 @@ def planned(found: Forecast, config: Config, *, base: Path, num_devices: int) ->
     placed = None if models is None else found.attempt(lambda: place(config, models, num_devices))
     if models is None or placed is None:
         return None
+    found.sections.insert(0, ("Run", _summary(config, models.actor, num_devices)))
     found.sections.append(("Placement", placed.table()))
     _note_idle(found, placed, num_devices)
     meshes = _meshes(found, placed, models)
@@ -111,6 +115,17 @@ def planned(found: Forecast, config: Config, *, base: Path, num_devices: int) ->
         models={role: _architecture(models, role) for role in placed.roles},
         meshes=meshes,
         reward_dtype=models.reward_dtype,
+    )
+
+
+def _summary(config: Config, model: ModelConfig, num_devices: int) -> str:
+    billions = sum(math.prod(leaf.shape) for leaf in declared(transformer.spec(model))) / 1e9
+    lora = config.model.lora
+    trained = "every weight is trained" if lora is None else f"an adapter of rank {lora.rank} is trained"
+    return (
+        f"{config.model.path}: {model.family}, {model.num_layers} layers of width {model.width}, {billions:.3g} billion weights\n"
+        f"{config.algorithm.name}; {trained}; products in {resolve_precision(config.model.precision)}; planned for {num_devices} "
+        f"device{'s' * (num_devices != 1)}"
     )
 
 
@@ -203,8 +218,10 @@ def _note_padding(found: Forecast, run: PlannedRun) -> None:
         )
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+def _cut(line: str, width: int | None) -> list[str]:
+    if width is None or len(line) <= width:
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
 
 
 __all__ = ["Forecast", "Models", "forecast", "place", "planned", "read_models"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from burnish.config.schema import Config
 from burnish.models.model import Model
 from burnish.rl.batch import TokenBatch, fit_shape
 from burnish.rl.cluster import RLCluster
-from burnish.rl.forecast.memory import memory, memory_table, over_budget
+from burnish.rl.forecast.memory import DeviceMemory, memory, memory_table, over_budget
 from burnish.rl.forecast.programs import ProgramMemory
 from burnish.rl.forecast.report import Forecast, planned
 from burnish.rl.forecast.run import PlannedRun, token_batch
@@ -124,7 +125,8 @@ def actors(run: PlannedRun, cluster: RLCluster) -> tuple[list[ProgramMemory], li
     found, of_reference = [], []
     old = ref = None
     if run.scores_actor:
-        params, pairs = (cluster._anchor, None) if cluster._base is None else (cluster._base, cluster._anchor)
+        trainable = cluster.state.trainable
+        params, pairs = (trainable, None) if cluster._base is None else (cluster._base, trainable)
         found.append(xla("score", bare(cluster._score), params, pairs, asked))
         old = cluster.get_actor_per_token_logps(asked)
     if "reference" in needed:
@@ -172,13 +174,14 @@ def fullest(tree: Any) -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_told_is_what_the_run_holds_and_what_xla_says_of_its_programs(folder: Path, name: str) -> None:
     run = plan(folder, CASES[name])
-    roles = {role.placed.role: role for device in memory(run) for role in device.roles}
+    roles = {role.role: role for device in memory(run) for role in device.roles}
     actor, rollout = roles[Role.ACTOR], roles[Role.ROLLOUT]
     cluster = loaded(run)
     try:
         assert actor.held.optimizer == pytest.approx(fullest(cluster.state.opt_state), abs=16)  # its counters are on the first device
         assert actor.held.gradients == fullest(cluster.state.trainable)
-        assert actor.snapshot == (fullest(cluster._anchor) if cluster._needs_anchor else 0)
+        waiting = [] if cluster._anchor is None else [cluster._anchor._snapshot]
+        assert actor.host == fullest(waiting)
         mesh, slots = run.meshes[Role.ROLLOUT], run.config.rollout.slots
         place = SingleDeviceSharding(jax.devices()[0]) if mesh is None else Spread.over(mesh, slots=slots).cache
         cache = allocate(run.models[Role.ROLLOUT], slots=slots, capacity=capacity_for(72), precision=run.precision, place=place)
@@ -194,6 +197,33 @@ def test_what_is_told_is_what_the_run_holds_and_what_xla_says_of_its_programs(fo
         cluster.close()
 
 
+def live(kind: str) -> int:
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays() if array.sharding.memory_kind == kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offload", [[], ["actor", "reference"]])
+def test_what_is_kept_is_all_that_lives_on_the_devices_between_steps(folder: Path, offload: list[str]) -> None:
+    case = {"algorithm": {"num_generations": 2, "beta": 0.1}, "training": {"mini_batch_size": 4}, "cluster": {"offload_to_cpu": offload}}
+    run = plan(folder, case)
+    (device,) = memory(run)
+    before, waiting = live("device"), live("pinned_host")
+    cluster = loaded(run)
+    try:
+        cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in cluster.engine._cache)  # type: ignore[attr-defined]
+        assert sum(role.kept - role.held.cache for role in device.roles) == pytest.approx(live("device") - before - cache, abs=64)
+        assert sum(role.host for role in device.roles) == pytest.approx(live("pinned_host") - waiting, abs=64)
+        assert (sum(role.host for role in device.roles) > actors_optimizer(device)) == bool(offload)
+    finally:
+        cluster.close()
+
+
+def actors_optimizer(device: DeviceMemory) -> int:
+    (actor,) = (role for role in device.roles if role.role is Role.ACTOR)
+    return actor.held.optimizer
+
+
 @pytest.mark.parametrize("generations", [4, 3])
 def test_the_largest_batch_is_the_shape_of_episodes_as_long_as_they_may_be(folder: Path, generations: int) -> None:
     run = plan(folder, {"algorithm": {"num_generations": generations}})
@@ -206,10 +236,10 @@ def test_a_peak_is_what_all_keep_and_the_hungriest_program_adds(folder: Path) ->
     (device,) = memory(run)
     kept = sum(role.kept for role in device.roles)
     actor, rollout = device.roles[0], device.roles[1]
-    assert {role.placed.role for role in device.roles} == {Role.ACTOR, Role.ROLLOUT, Role.REFERENCE}
+    assert {role.role for role in device.roles} == {Role.ACTOR, Role.ROLLOUT, Role.REFERENCE}
     most = max(program.added for role in device.roles for program in role.held.programs)
     assert kept + most <= device.peak <= kept + most + actor.held.gradients
-    assert rollout.held.programs[-1].name == "sync" and device.devices == "0-3"
+    assert rollout.held.programs[-1].name == "sync" and actor.devices == "0-3"
     assert over_budget([device], device.peak) == []
     (problem,) = over_budget([device], device.peak - 1)
     assert problem.startswith("devices 0-3 would hold") and "--device-memory allows" in problem

@@ -23,8 +23,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chart(folder: Path, *, training: Any = SIZES, cluster: Any = SPLIT, algorithm: Any = None) -> list[str]:
-    options = {"model": {"path": str(folder), "precision": "f32"}, "training": training, "cluster": cluster}
+def chart(folder: Path, *, training: Any = SIZES, cluster: Any = SPLIT, algorithm: Any = None, staleness: int = 0) -> list[str]:
+    options = {
+        "rollout": {"max_staleness": staleness},
+        "model": {"path": str(folder), "precision": "f32"},
+        "training": training,
+        "cluster": cluster,
+    }
     run = planned(
         Forecast(), Config.model_validate({**options, "algorithm": {"name": "grpo", **(algorithm or {})}}), base=folder, num_devices=8
     )
@@ -91,3 +96,15 @@ def test_many_mini_batches_are_cut_short_and_what_goes_on_together_is_one(folder
     assert alone[2].split()[2:] == ["sample", "1-4", "sync"] and "rollout_micro_batch_size of 2 would" in alone[-1]
     resampled = chart(folder, algorithm={"name": "dapo", "zero_signal": "resample"})
     assert resampled[2].split()[2:] == ["sample", "1-2", "sync"] and "resample" in resampled[-1]
+
+
+def test_sampling_that_may_be_ahead_goes_on_beside_a_whole_step(folder: Path) -> None:
+    assert chart(folder, training={"batch_size": 8}, staleness=2) == [
+        "role     devices  1             2         3",
+        "actor    0,1      score 1       update 1  sync",
+        "rollout  2,3      sample later  ·····     sync",
+        "At the same time: actor and rollout, which have no device in common.",
+        "What is sampled here is for later steps, with weights that will be up to 2 versions behind (rollout.max_staleness).",
+    ]
+    colocated = chart(folder, training={"batch_size": 8}, staleness=1, cluster={"actor": {"axes": {"data": 2}}})
+    assert colocated[2].split() == ["rollout", "0,1", "sample", "later", "sync"] and "take turns" in colocated[3]

@@ -59,6 +59,8 @@ def _moment(name: str, num_bytes: int) -> ProgramMemory:
 
 def _new_weights(run: PlannedRun) -> int:
     """While weights arrive: the new ones beside the old, as the engine has either whole; and the largest leaf, in float32, on its way."""
+    if run.config.rollout.weights == "lent":
+        return 0
     specs, mesh, lora = transformer.spec(run.models[Role.ROLLOUT]), run.meshes[Role.ROLLOUT], run.config.model.lora
     leaves = specs["layers"] if lora is None else {name: specs["layers"][name] for name in lora.targets}
     arriving = max(bytes_on_a_device(weights(leaf, mesh)) for leaf in declared(leaves))

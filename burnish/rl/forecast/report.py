@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from burnish.config.algorithms import PPOConfig
+from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import Config
 from burnish.models import families, scalar_head, transformer
@@ -74,6 +74,7 @@ class Models:
     critic: ModelConfig | None
     reward: ModelConfig | None
     reward_dtype: Any
+    teacher: ModelConfig | None
 
 
 def forecast(config: Config, *, base: Path, num_devices: int, rate: float, budget: int | None) -> Forecast:
@@ -134,12 +135,16 @@ def read_models(config: Config) -> Models:
     if not config.model.path:
         raise UserError("`model.path` isn't set: give a folder with a config.json, or a name from `burnish fetch`")
     actor = load_config(locate(config.model.path))
-    critic = reward = dtype = None
+    critic = reward = dtype = teacher = None
     if isinstance(config.algorithm, PPOConfig):
         critic = actor if config.algorithm.critic.path is None else _scalar_config(config.algorithm.critic.path)[0]
+    if isinstance(config.algorithm, OnPolicyDistillationConfig):
+        if not config.algorithm.teacher.path:
+            raise UserError("algorithm.teacher.path isn't set: give the model to learn from")
+        teacher = load_config(locate(config.algorithm.teacher.path))
     if config.reward_model is not None:
         reward, dtype = _scalar_config(config.reward_model.path)
-    return Models(actor, critic, reward, dtype)
+    return Models(actor, critic, reward, dtype, teacher)
 
 
 def place(config: Config, models: Models, num_devices: int) -> Placement:
@@ -150,10 +155,12 @@ def place(config: Config, models: Models, num_devices: int) -> Placement:
         model=models.actor,
         lora=config.model.lora,
         precision=resolve_precision(config.model.precision),
+        lent=config.rollout.weights == "lent",
         needs_reference=config.algorithm.beta > 0,
         critic=models.critic,
         reward=models.reward,
         reward_weight_bytes=4 if models.reward_dtype is None else models.reward_dtype.itemsize,
+        teacher=models.teacher,
     )
 
 
@@ -165,7 +172,7 @@ def _scalar_config(path: str) -> tuple[ModelConfig, Any]:
 
 
 def _architecture(models: Models, role: Role) -> ModelConfig:
-    own = {Role.CRITIC: models.critic, Role.REWARD: models.reward}.get(role, models.actor)
+    own = {Role.CRITIC: models.critic, Role.REWARD: models.reward, Role.TEACHER: models.teacher}.get(role, models.actor)
     assert own is not None, "a role that is placed has an architecture"
     return own
 

@@ -53,7 +53,7 @@ class PlannedRun:
     @property
     def scores_actor(self) -> bool:
         """Whether the actor's own log-probs are computed before an update, with the anchor."""
-        return "old" in self.algorithm.scores_needed or self.algorithm.reward_kl is not None
+        return bool({"old", "teacher"} & self.algorithm.scores_needed) or self.algorithm.reward_kl is not None
 
     @property
     def deliveries(self) -> list[list[int]]:
@@ -63,6 +63,11 @@ class PlannedRun:
         if self.algorithm.zero_signal == "resample":  # what is kept is known at the end
             return [list(minis)]
         return [list(group) for _, group in itertools.groupby(minis, key=lambda mini: -(-mini * plan.mini_batch // plan.rollout))]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the engine has something to sample while an update is made."""
+        return len(self.deliveries) > 1 or self.plan.max_staleness > 0
 
     @property
     def accumulates(self) -> bool:

@@ -37,25 +37,38 @@ def apart(run: PlannedRun, one: Role, other: Role) -> bool:
 
 
 def _columns(run: PlannedRun) -> Iterator[Column]:
+    yield from _ahead(run) if run.plan.max_staleness else _step_by_step(run)
+    yield {Role.ACTOR: "sync", Role.ROLLOUT: "sync"}
+
+
+def _ahead(run: PlannedRun) -> Iterator[Column]:
+    """A step in the middle of a run whose sampling may be ahead: what is learned has been sampled before."""
+    minis = list(range(1, run.plan.num_mini_batches + 1))
+    yield from _beside(run, [column for mini in _some(minis) for column in _learning(run, mini)], "later")
+
+
+def _step_by_step(run: PlannedRun) -> Iterator[Column]:
     deliveries = run.deliveries
-    yield from _sampling(run, deliveries[0])
+    yield from _sampling(run, _named(deliveries[0]))
     for number, minis in enumerate(deliveries, start=1):
         if _ALL_SHOWN <= number < len(deliveries) > _ALL_SHOWN:
             if number == _ALL_SHOWN:
                 yield {role: "…" for role in (Role.ACTOR, Role.ROLLOUT)}
             continue
         learning = [column for mini in _some(minis) for column in _learning(run, mini)]
-        following = deliveries[number] if number < len(deliveries) else None
-        yield from learning if following is None else _beside(run, learning, following)
-    yield {Role.ACTOR: "sync", Role.ROLLOUT: "sync"}
+        yield from _beside(run, learning, _named(deliveries[number])) if number < len(deliveries) else learning
 
 
 def _some(minis: list[int]) -> list[int]:
-    """Of mini-batches that are delivered together, those that are drawn."""
+    """Of mini-batches that are learned one after another, those that are drawn."""
     return minis if len(minis) <= _ALL_SHOWN else [minis[0], minis[-1]]
 
 
-def _beside(run: PlannedRun, learning: list[Column], following: list[int]) -> Iterator[Column]:
+def _named(minis: list[int]) -> str:
+    return str(minis[0]) if len(minis) == 1 else f"{minis[0]}-{minis[-1]}"
+
+
+def _beside(run: PlannedRun, learning: list[Column], following: str) -> Iterator[Column]:
     """The columns of who learns, with the next sampling in those that leave the engine's devices free; else after them."""
     sampling, *later = _sampling(run, following)
     free = [column for column in learning if all(apart(run, role, other) for role in sampling for other in column)]
@@ -68,8 +81,7 @@ def _beside(run: PlannedRun, learning: list[Column], following: list[int]) -> It
     yield from [*learning, *later]
 
 
-def _sampling(run: PlannedRun, minis: list[int]) -> list[Column]:
-    which = str(minis[0]) if len(minis) == 1 else f"{minis[0]}-{minis[-1]}"
+def _sampling(run: PlannedRun, which: str) -> list[Column]:
     sample, grade = {Role.ROLLOUT: f"sample {which}"}, {Role.REWARD: f"grade {which}"}
     if Role.REWARD not in run.placement:
         return [sample]
@@ -79,7 +91,12 @@ def _sampling(run: PlannedRun, minis: list[int]) -> list[Column]:
 def _learning(run: PlannedRun, mini: int) -> Iterator[Column]:
     """Scores, each role's as soon as its devices are free, then updates, each after the other."""
     needed = run.algorithm.scores_needed
-    scoring = {Role.ACTOR: run.scores_actor, Role.REFERENCE: "reference" in needed, Role.CRITIC: "values" in needed}
+    scoring = {
+        Role.ACTOR: run.scores_actor,
+        Role.REFERENCE: "reference" in needed,
+        Role.TEACHER: "teacher" in needed,
+        Role.CRITIC: "values" in needed,
+    }
     by_host = run.config.training.compute_logps_micro_batch_size is not None  # each pass is waited for
     column: Column = {}
     for role in (role for role, scores in scoring.items() if scores):
@@ -102,7 +119,10 @@ def _words(run: PlannedRun, columns: list[Column]) -> Iterator[str]:
         yield f"At the same time: {' and '.join(sorted(roles))}, which have no device in common."
     if not any(Role.ROLLOUT in roles and roles - {Role.ROLLOUT, Role.REWARD} for roles in together):
         yield f"Sampling and updates don't overlap: {_why(run)}."
-    if len(run.deliveries) > _ALL_SHOWN:
+    if run.plan.max_staleness:
+        versions = f"{run.plan.max_staleness} version{'s' * (run.plan.max_staleness != 1)}"
+        yield f"What is sampled here is for later steps, with weights that will be up to {versions} behind (rollout.max_staleness)."
+    elif len(run.deliveries) > _ALL_SHOWN:
         yield "… stands for the mini-batches between, which go as those before."
 
 
@@ -110,6 +130,8 @@ def _why(run: PlannedRun) -> str:
     plan = run.plan
     if not apart(run, Role.ROLLOUT, Role.ACTOR):
         return "actor and rollout have devices in common, where their programs take turns"
+    if plan.max_staleness:
+        return "who learns has devices in common with the rollout, where programs take turns"
     if run.algorithm.zero_signal == "resample":
         return "zero_signal: resample hands a step on when all of it is sampled"
     if plan.num_mini_batches == 1:

@@ -1,4 +1,4 @@
-"""The programs of those who score and learn: actor, reference, critic, reward model.
+"""The programs of those who score and learn: actor, reference, teacher, critic, reward model.
 
 Owns what each is given, at the largest shapes that a run can have; the programs are the run's own (`train.step`, `train.score`,
 `train.value`, `rl.reward_model`).
@@ -69,10 +69,21 @@ def actor_programs(run: PlannedRun) -> RolePrograms:
 
 
 def reference_programs(run: PlannedRun) -> RolePrograms:
-    """Scoring by the reference."""
-    params = weights(transformer.spec(run.models[Role.REFERENCE]), run.meshes[Role.REFERENCE])
-    asked = _scoring_batch(run, Role.REFERENCE)
-    return RolePrograms((measure("score", _score(run), params, None, asked, passing=asked).memory,))
+    """Scoring by the reference: with the adapter that the run starts from, if it starts from one."""
+    lora, config, mesh = run.config.model.lora, run.models[Role.REFERENCE], run.meshes[Role.REFERENCE]
+    started = lora is not None and lora.path is not None
+    pairs = weights(adapter_spec(config, rank=lora.rank, targets=lora.targets), mesh) if lora is not None and started else None
+    return _frozen(run, Role.REFERENCE, _score(run), pairs)
+
+
+def teacher_programs(run: PlannedRun) -> RolePrograms:
+    """Scoring by the teacher."""
+    return _frozen(run, Role.TEACHER, make_score(run.models[Role.TEACHER], options=_head(run)), None)
+
+
+def _frozen(run: PlannedRun, role: Role, program: Any, pairs: Shaped | None) -> RolePrograms:
+    params, asked = weights(transformer.spec(run.models[role]), run.meshes[role]), _scoring_batch(run, role)
+    return RolePrograms((measure("score", program, params, pairs, asked, passing=asked).memory,))
 
 
 def critic_programs(run: PlannedRun) -> RolePrograms:
@@ -110,8 +121,11 @@ def _scale(run: PlannedRun) -> float | None:
 
 
 def _score(run: PlannedRun) -> Any:
-    options = HeadOptions(chunk=run.config.training.head_chunk, precision=run.precision)
-    return make_score(run.models[Role.ACTOR], lora_scale=_scale(run) or 1.0, options=options)
+    return make_score(run.models[Role.ACTOR], lora_scale=_scale(run) or 1.0, options=_head(run))
+
+
+def _head(run: PlannedRun) -> HeadOptions:
+    return HeadOptions(chunk=run.config.training.head_chunk, precision=run.precision)
 
 
 def _scoring_batch(run: PlannedRun, role: Role) -> Shaped:

@@ -30,7 +30,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    resolved = options.load(args)
+    from burnish.config.schema import Config
+
+    resolved = options.load(args, Config)
     if args.devices is not None:
         _pretend(args.devices)
     import jax

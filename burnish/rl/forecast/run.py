@@ -87,7 +87,7 @@ class PlannedRun:
             num_prompts=prompts,
             num_generations=generations,
             max_prompt_tokens=rollout.max_prompt_tokens,
-            max_completion_tokens=rollout.sampling.max_tokens,
+            max_completion_tokens=rollout.longest_sequence - rollout.max_prompt_tokens,
             kept=kept,
         )
         return longest.covering(BatchShape(bucket(prompts, multiple=multiple), 0, 0, 0, 0))

@@ -40,7 +40,8 @@ def test_every_recipe_parses_and_is_short(path: Path) -> None:
     load = importlib.import_module("burnish.config.loader").load
     configs = importlib.import_module("burnish.config.tuning").CONFIGS
     text = path.read_text()
-    (command,) = set(re.findall(rf"^#   burnish (\w+) recipes/{path.name}", text, re.MULTILINE))
+    name = path.relative_to(ROOT)
+    (command,) = set(re.findall(rf"^#   burnish (\w+) {name}", text, re.MULTILINE)) - {"check"}  # which reads what `train` reads
     load(configs[command], path, (), {})
     assert len(text.splitlines()) <= 60
 

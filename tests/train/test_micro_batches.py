@@ -51,7 +51,7 @@ def test_micro_batches_of_so_many_tokens_have_the_gradient_of_the_whole(tokens, 
 
 def test_the_sum_of_gradients_starts_where_its_leaves_lie():
     """Whole on the first device, it would be what doesn't fit there."""
-    steps, state, _ = steps_of(lora=None)
+    steps, state, _ = steps_of(lora=False)
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",), axis_types=(AxisType.Auto,))
     spread = jax.tree.map(jax.device_put, state.trainable, shardings(transformer.spec(CONFIG), mesh))
     totals = steps.zeros(spread, None, MicroBatch(batch(groups())))

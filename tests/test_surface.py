@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 
 
 def tracked_files() -> list[Path]:
@@ -40,7 +40,8 @@ def test_every_recipe_parses_and_is_short(path: Path) -> None:
     load = importlib.import_module("burnish.config.loader").load
     configs = importlib.import_module("burnish.config.tuning").CONFIGS
     text = path.read_text()
-    (command,) = set(re.findall(rf"^#   burnish (\w+) recipes/{path.name}", text, re.MULTILINE))
+    name = path.relative_to(ROOT)
+    (command,) = set(re.findall(rf"^#   burnish (\w+) {name}", text, re.MULTILINE)) - {"check"}  # which reads what `train` reads
     load(configs[command], path, (), {})
     assert len(text.splitlines()) <= 60
 

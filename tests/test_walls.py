@@ -31,6 +31,7 @@ LAYERS = [
         "burnish.rl.anchor",
         "burnish.rl.cluster",
         "burnish.rl.critic",
+        "burnish.rl.forecast",
         "burnish.rl.learner",
         "burnish.rl.learners",
         "burnish.rl.producer",

@@ -210,7 +210,9 @@ class RLCluster:
         if self._is_behind:
             self._publisher.publish(self._state.trainable, self.version)
             self._is_behind = False
-        if self._base is None and (self._reference is None or self.placement[Role.REFERENCE].holding != "copy"):
+        reference = self.placement.roles.get(Role.REFERENCE)
+        has_the_first = reference is not None and reference.holding == "copy" and Role.REFERENCE not in self._offloaded
+        if self._base is None and not has_the_first:
             self.model = _without_params(self.model)  # the state has its own copy; the file's needn't stay in memory beside it
             self._first = None
         self._take_anchor()

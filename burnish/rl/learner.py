@@ -99,10 +99,7 @@ class RLLearner:
         self._run = run or RunSection()
         self._plan = BatchPlan.from_config(self._training, algorithm, self._rollout)
         self._total_updates, self._critic_updates = planned_updates(algorithm, self._training, self._plan, critic)
-        # Once a step has several updates, or older weights have sampled for it, the policy now isn't the one that ratios are taken to.
-        moves = self._plan.updates_per_step > 1 or self._plan.max_staleness > 0
-        needed = algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and moves else set())
-        self._algorithm = dataclasses.replace(algorithm, scores_needed=needed)
+        self._algorithm = anchored(algorithm, self._plan)
         if not reward_fns and "teacher" in algorithm.scores_needed:
             reward_fns = [RewardSpec("ungraded", _ungraded)]
         max_concurrency = limits.max_concurrency or 4 * self._rollout.slots
@@ -414,6 +411,15 @@ def _ungraded(completions: Sequence[str]) -> list[float]:
     return [0.0] * len(completions)
 
 
+def anchored(algorithm: Algorithm, plan: BatchPlan) -> Algorithm:
+    """The algorithm with all the scores that it needs in steps of this plan.
+
+    Once a step has several updates, or older weights have sampled for it, the policy now isn't the one that ratios are taken to.
+    """
+    moves = plan.updates_per_step > 1 or plan.max_staleness > 0
+    return dataclasses.replace(algorithm, scores_needed=algorithm.scores_needed | ({"old"} if algorithm.old == "auto" and moves else set()))
+
+
 def planned_updates(algorithm: Algorithm, training: TrainingConfig, plan: BatchPlan, critic: CriticConfig | None) -> tuple[int, int]:
     """How many updates the policy and the critic get in a whole run. Raises `UserError` where a warm-up or a schedule has no room."""
     if algorithm.warmup_steps >= training.max_steps:
@@ -435,4 +441,4 @@ def _codec(policy: RLCluster | Model | str | Path) -> Codec:
     return policy.codec if isinstance(policy, Model) else Codec.load(locate(str(policy)))
 
 
-__all__ = ["RLLearner", "planned_updates"]
+__all__ = ["RLLearner", "anchored", "planned_updates"]

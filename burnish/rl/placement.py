@@ -49,9 +49,14 @@ class Place:
         """Over how many groups of devices the rows of a batch are spread."""
         return self.size("data") * self.size("fsdp")
 
+    @property
+    def where(self) -> str:
+        """Its devices alone."""
+        return _ranges(self.devices)
+
     def __str__(self) -> str:
         axes = ", ".join(f"{name} {size}" for name, size in self.axes)
-        return f"{_ranges(self.devices)} ({axes})" if axes else _ranges(self.devices)
+        return f"{self.where} ({axes})" if axes else self.where
 
 
 Holding = Literal["own", "shared", "copy", "resharded", "elsewhere"]

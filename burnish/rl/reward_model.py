@@ -87,7 +87,7 @@ class RewardModel:
         self.max_tokens = section.max_tokens or self.config.max_positions
         self._rows = bucket(section.micro_batch_size, multiple=rows_multiple)
         self._place = partial(jax.device_put, device=None if mesh is None else batch_sharding(mesh))
-        self._compute = _make_scores(self.config, precision)
+        self._compute = make_scores(self.config, precision)
         self._dispatch = dispatch
         self._pad_id: int | None = read_json(folder / "config.json").get("pad_token_id")
         self._turn, self._counts = threading.Lock(), threading.Lock()
@@ -150,7 +150,7 @@ class RewardModel:
             log.warning("%d conversations have more than %d tokens: the reward model gives them no reward", too_long, self.max_tokens)
 
 
-def _make_scores(config: ModelConfig, precision: Precision) -> Callable[[Params, Array, Array], Float[Array, " B"]]:
+def make_scores(config: ModelConfig, precision: Precision) -> Callable[[Params, Array, Array], Float[Array, " B"]]:
     @jax.jit
     def scores(params: Params, tokens: Int[Array, "B T"], lasts: Int[Array, " B"]) -> Float[Array, " B"]:
         columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)

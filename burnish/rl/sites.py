@@ -8,6 +8,7 @@ take turns by one lock; roles without a device in common don't wait for each oth
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Site:
     def in_turn(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """The program, started while no other thread starts one on these devices."""
 
+        @functools.wraps(program)
         def start(*args: Any) -> Any:
             with self.dispatch:
                 return program(*args)

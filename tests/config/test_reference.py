@@ -120,7 +120,7 @@ def violations(value: Any, schema: dict[str, Any], root: dict[str, Any], path: s
     return found
 
 
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 
 
 def plain(text: str) -> Any:

@@ -11,12 +11,13 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from burnish.config.algorithms import GRPOConfig
-from burnish.models.sharding import batch_sharding
+from burnish.models import transformer
+from burnish.models.sharding import batch_sharding, shardings
 from burnish.rl.batch import build_micro_batches
 from burnish.train.state import leaf_names
 from burnish.train.step import MicroBatch
 
-from .tiny_updates import batch, groups, steps_of
+from .tiny_updates import CONFIG, batch, groups, steps_of
 
 
 def summed(
@@ -46,3 +47,13 @@ def test_micro_batches_of_so_many_tokens_have_the_gradient_of_the_whole(tokens, 
     for name, e in expected[1].items():
         assert np.linalg.norm(gradients[name] - e) <= 1e-5 * np.linalg.norm(e) + 1e-8, name
         assert np.linalg.norm(e) > 1e-4, f"{name} has hardly a gradient: nothing is tested"
+
+
+def test_the_sum_of_gradients_starts_where_its_leaves_lie():
+    """Whole on the first device, it would be what doesn't fit there."""
+    steps, state, _ = steps_of(lora=False)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",), axis_types=(AxisType.Auto,))
+    spread = jax.tree.map(jax.device_put, state.trainable, shardings(transformer.spec(CONFIG), mesh))
+    totals = steps.zeros(spread, None, MicroBatch(batch(groups())))
+    for leaf, gradient in zip(jax.tree.leaves(spread), jax.tree.leaves(totals.gradients), strict=True):
+        assert gradient.sharding == leaf.sharding and len(gradient.devices()) == 2 and not np.asarray(gradient).any()

@@ -1,0 +1,82 @@
+"""What a sync of weights moves: `sync.plan` of every leaf that the actor publishes, summed over links, before there is a leaf.
+
+Owns the sum and its words. The engine cuts leaves by the rule that cuts the trainer's (`models.sharding`), and each goes there by its plan
+(`sync.reshard`), so what is planned here is what crosses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+
+from burnish.models import transformer
+from burnish.models.lora import adapter_spec
+from burnish.models.sharding import shardings
+from burnish.rl.forecast.run import PlannedRun, declared
+from burnish.rl.forecast.units import aligned, seconds, size
+from burnish.rl.placement import Role
+from burnish.sync.plan import plan
+
+_MASTER_BYTES = 4
+"""Of a trained number: masters are float32, and go as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncForecast:
+    """links: bytes from one device to another, by index; those that carry nothing aren't there. published: what the actor gives away."""
+
+    links: Mapping[tuple[int, int], int]
+    published: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.links.values())
+
+    @property
+    def busiest_link(self) -> int:
+        return max(self.links.values(), default=0)
+
+    @property
+    def busiest_device(self) -> int:
+        """The most bytes that one device sends, or takes in."""
+        ends: Counter[tuple[str, int]] = Counter()
+        for (source, target), crossing in self.links.items():
+            ends["out of", source] += crossing
+            ends["into", target] += crossing
+        return max(ends.values(), default=0)
+
+    def text(self, *, rate: float) -> str:
+        """rate: bytes a second through one link."""
+        if not self.links:
+            return f"Nothing crosses: every device of the engine has what it needs of the {size(self.published)} that change."
+        lines = [
+            ("all links", size(self.total), f"{len(self.links)} of them, for {size(self.published)} of changed weights"),
+            ("busiest link", size(self.busiest_link), f"{seconds(self.busiest_link / rate)}, if links don't wait for each other"),
+            ("busiest device", size(self.busiest_device), f"{seconds(self.busiest_device / rate)}, if all it moves goes through one link"),
+        ]
+        return aligned(lines, right=(1,)) + f"\nAt {rate / 1e9:g} GB/s a link (--link-speed). Nothing else runs meanwhile."
+
+
+def sync_forecast(run: PlannedRun) -> SyncForecast:
+    """The plan of one sync."""
+    config, lora = run.models[Role.ACTOR], run.config.model.lora
+    specs = transformer.spec(config) if lora is None else adapter_spec(config, rank=lora.rank, targets=lora.targets)
+    source, target = (_places(specs, run.meshes[role]) for role in (Role.ACTOR, Role.ROLLOUT))
+    index = {device: number for number, device in enumerate(jax.local_devices())}
+    links: Counter[tuple[int, int]] = Counter()
+    leaves = declared(specs)
+    for leaf, start, end in zip(leaves, source, target, strict=True):
+        for (a, b), crossing in plan(leaf.shape, _MASTER_BYTES, start, end).bytes_by_link().items():
+            links[index[a], index[b]] += crossing
+    return SyncForecast(links, _MASTER_BYTES * sum(math.prod(leaf.shape) for leaf in leaves))
+
+
+def _places(specs: Any, mesh: Mesh | None) -> list[Sharding]:
+    alone = SingleDeviceSharding(jax.local_devices()[0])
+    return [alone] * len(declared(specs)) if mesh is None else jax.tree.leaves(shardings(specs, mesh))

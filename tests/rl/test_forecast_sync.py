@@ -1,0 +1,105 @@
+"""The bytes of a sync, told before there are weights, against what moves: counted at every transfer, and from index maps alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from burnish.config.schema import Config
+from burnish.models.model import Model
+from burnish.rl.cluster import RLCluster
+from burnish.rl.forecast.report import Forecast, planned
+from burnish.rl.forecast.run import PlannedRun
+from burnish.rl.forecast.transfer import SyncForecast, sync_forecast
+from burnish.testing.tiny import tiny_config, write_tiny_model
+from burnish.train.state import leaf_names
+
+LORA: Any = {"rank": 2, "targets": ["q", "down"]}
+CASES: dict[str, Any] = {
+    "split": {"cluster": {"actor": {"axes": {"fsdp": 4}}, "rollout": {"axes": {"tp": 2}}}},
+    "split, whole copies on both sides": {
+        "cluster": {"actor": {"axes": {"data": 2, "fsdp": 2}}, "rollout": {"axes": {"data": 2, "tp": 2}}}
+    },
+    "same devices": {"cluster": {"actor": {"axes": {"fsdp": 4}}}},
+    "equal meshes": {"cluster": {"actor": {"axes": {"data": 2, "tp": 2}}}},
+    "an adapter": {"cluster": {"actor": {"axes": {"fsdp": 2}}, "rollout": {"devices": "6-7"}}, "model": {"lora": LORA}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    write_tiny_model(folder, config=tiny_config("qwen3", width=16), alphabet="0123456789+")
+    return folder
+
+
+def plan(folder: Path, case: Any) -> PlannedRun:
+    options = {"model": {"precision": "f32", **case.get("model", {}), "path": str(folder)}, "cluster": case["cluster"]}
+    run = planned(Forecast(), Config.model_validate({**options, "rollout": {"slots": 4}}), base=folder, num_devices=8)
+    assert run is not None
+    return run
+
+
+def loaded(run: PlannedRun) -> RLCluster:
+    config = run.config
+    options: dict[str, Any] = {"cluster": config.cluster, "rollout": config.rollout, "training": config.training}
+    cluster = RLCluster(Model.load(config.model.path), lora=config.model.lora, precision=run.precision, **options)
+    cluster.prepare(run.algorithm, total_updates=1)
+    return cluster
+
+
+def lacking(leaf: jax.Array, place: jax.sharding.Sharding) -> int:
+    """Bytes that a leaf's new places don't hold yet, one number at a time: what no plan could do without."""
+    held = leaf.sharding.devices_indices_map(leaf.shape)
+    missing = 0
+    for device, index in place.devices_indices_map(leaf.shape).items():
+        needed = np.zeros(leaf.shape, bool)
+        needed[index] = True
+        if device in held:
+            needed[held[device]] = False
+        missing += int(needed.sum()) * leaf.dtype.itemsize
+    return missing
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_of_every_link_are_those_of_a_sync(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = plan(folder, CASES[name])
+    told = sync_forecast(run)
+    cluster = loaded(run)
+    moved: Counter[tuple[int, int]] = Counter()
+    put = jax.device_put
+
+    def counting(x: Any, device: Any = None, **options: Any) -> Any:
+        if isinstance(device, jax.Device) and isinstance(x, jax.Array):
+            (source,) = x.devices()
+            if source != device:
+                moved[source.id, device.id] += x.nbytes
+        return put(x, device, **options)
+
+    try:
+        names = [name if cluster._base is None else f"adapter.{name}" for name in leaf_names(cluster.state.trainable)]
+        places = cluster.engine._layout.places  # type: ignore[attr-defined]
+        leaves = jax.tree.leaves(cluster.state.trainable)
+        missing = sum(lacking(leaf, places[name]) for name, leaf in zip(names, leaves, strict=True))
+        monkeypatch.setattr(jax, "device_put", counting)
+        cluster.sync_weights()
+    finally:
+        cluster.close()
+    assert told.links == dict(moved)
+    assert told.total == missing and told.published == sum(leaf.nbytes for leaf in leaves)
+    assert (told.total == 0) == (name == "equal meshes")
+
+
+def test_the_busiest_link_and_device_and_their_seconds() -> None:
+    told = SyncForecast({(0, 2): 3_000_000_000, (0, 3): 2_000_000_000, (1, 2): 1_000_000_000}, published=9)
+    assert (told.total, told.busiest_link, told.busiest_device) == (6_000_000_000, 3_000_000_000, 5_000_000_000)
+    total, link, device, speed = told.text(rate=1e10).splitlines()
+    assert "5.59 GiB  3 of them" in total and "2.79 GiB  0.3 s" in link and "4.66 GiB  0.5 s" in device and "10 GB/s" in speed
+    assert SyncForecast({}, published=2048).text(rate=1.0).startswith("Nothing crosses") and "2.00 KiB" in SyncForecast({}, 2048).text(
+        rate=1.0
+    )

@@ -15,11 +15,11 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import chat, config, dpo, eval, fetch, sft, train
+from burnish.cli import chat, config, dpo, eval, fetch, launch, sft, train
 from burnish.config.errors import BurnishError
 from burnish.config.secrets import scrub
 
-COMMANDS = {"fetch": fetch, "train": train, "sft": sft, "dpo": dpo, "eval": eval, "chat": chat, "config": config}
+COMMANDS = {"fetch": fetch, "train": train, "sft": sft, "dpo": dpo, "launch": launch, "eval": eval, "chat": chat, "config": config}
 """Each command's module, in the order of the help; `add_parser` adds the parser of that name."""
 
 

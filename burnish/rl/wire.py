@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from burnish.types import Completion, Status, Step, StopReason, Trajectory
+from burnish.types import Completion, Status, Step, StopReason, ToolCall, Trajectory
 
-_RECORDS: dict[str, type] = {kind.__name__: kind for kind in (Completion, Step, Trajectory)}
+_RECORDS: dict[str, type] = {kind.__name__: kind for kind in (Completion, Step, ToolCall, Trajectory)}
 _ENUMS: dict[str, type[enum.Enum]] = {kind.__name__: kind for kind in (Status, StopReason)}
 _HEAD_BYTES = 8
 

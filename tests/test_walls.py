@@ -19,10 +19,17 @@ LAYERS = [
     ["burnish", "burnish.types", "burnish.faults", "burnish.observe.trace", "burnish.observe.metrics", "burnish.rollout.engine"],
     ["burnish.config", "burnish.data", "burnish.text", "burnish.rewards", "burnish.rl.advantages", "burnish.rl.batch_plan"]
     + ["burnish.rl.credit"]
-    + ["burnish.rl.handoff", "burnish.rl.layout", "burnish.rl.reports", "burnish.rollout.draft", "burnish.rollout.scripted"]
+    + [
+        "burnish.rl.handoff",
+        "burnish.rl.layout",
+        "burnish.rl.wire",
+        "burnish.rl.reports",
+        "burnish.rollout.draft",
+        "burnish.rollout.scripted",
+    ]
     + ["burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"],
-    ["burnish.agentic", "burnish.rl.evaluation"],
+    ["burnish.agentic", "burnish.rl.evaluation", "burnish.rl.fleet"],
     # with jax
     ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"]
     + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.placement"],
@@ -31,6 +38,7 @@ LAYERS = [
         "burnish.rl.anchor",
         "burnish.rl.cluster",
         "burnish.rl.critic",
+        "burnish.rl.distributed",
         "burnish.rl.forecast",
         "burnish.rl.learner",
         "burnish.rl.learners",

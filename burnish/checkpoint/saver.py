@@ -25,6 +25,7 @@ from burnish.config.errors import UserError, suggest
 from burnish.config.schema import CheckpointSection
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
+from burnish.rl.fleet import ALONE, Fleet, leaders
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +39,15 @@ METRICS = "metrics"
 class Saver:
     """Saves the steps of one run under `folder`, as `config` says.
 
-    Raises UserError at once where nothing could be written there, whatever the reason.
+    fleet: the processes whose arrays are saved: all call the same in the same order, and the first writes, in a folder that all of them
+    see. Raises UserError at once where nothing could be written there, whatever the reason.
     """
 
-    def __init__(self, folder: Path, config: CheckpointSection = CheckpointSection()) -> None:
+    def __init__(self, folder: Path, config: CheckpointSection = CheckpointSection(), *, fleet: Fleet = ALONE) -> None:
         self.folder = folder
-        self._config = config
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise UserError(f"checkpoints can't be written to {folder}: {error.strerror}; set run.folder to a writable place") from error
-        store.clean(folder)
+        self._config, self._fleet = config, fleet
+        if fleet.leads:
+            self._open()
         self._thread: threading.Thread | None = None
         self._unsaved: tuple[int, dict[str, np.ndarray], Mapping[str, Any]] | None = None
         self._failures = 0
@@ -62,6 +58,17 @@ class Saver:
         self._given = 0
         self._warned = False
 
+    def _open(self) -> None:
+        folder = self.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(f"checkpoints can't be written to {folder}: {error.strerror}; set run.folder to a writable place") from error
+        store.clean(folder)
+
     @property
     def committed_step(self) -> int:
         """The newest step that is on disk; 0 where none is."""
@@ -69,15 +76,15 @@ class Saver:
 
     @property
     def newest_step(self) -> int:
-        """The newest step that is on disk or on its way."""
-        return max(self._given, self.committed_step)
+        """The newest step that is on disk or on its way, as the first process knows it."""
+        return leaders(self._fleet, "learner", max(self._given, self.committed_step))
 
     def is_due(self, step: int) -> bool:
         """Whether the configuration wants a checkpoint of `step`, or an earlier one is still owed."""
         minutes = (time.monotonic() - self._last_save) / 60
         by_count = self._config.every is not None and step % self._config.every == 0
         by_time = self._config.every_minutes is not None and minutes >= self._config.every_minutes
-        return by_count or by_time or self._failures > 0
+        return leaders(self._fleet, "learner", by_count or by_time or self._failures > 0)
 
     def check_metrics(self, evaluations: Collection[str]) -> None:
         """Refuse to keep the best by an evaluation's metric that is none of `evaluations`, the names of all that the run will make."""
@@ -98,8 +105,11 @@ class Saver:
         if self._failures >= MAX_FAILURES:
             raise CheckpointError(f"{self._failures} saves to {self.folder} failed in a row, the last: {self._failure}") from self._failure
         with span("save.copy", step=step):
-            self._unsaved = step, store.snapshot(tree), extra
+            arrays = store.snapshot(tree, keep=self._fleet.leads)
         self._last_save, self._given = time.monotonic(), step
+        if not self._fleet.leads:
+            return
+        self._unsaved = step, arrays, extra
         self._thread = threading.Thread(target=self._try, name="checkpoint")  # no daemon: the process doesn't end before it does
         self._thread.start()
 

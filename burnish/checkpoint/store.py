@@ -4,7 +4,8 @@ Owns what is under `checkpoints/`: `N/` holds `arrays/` (orbax; named leaves), `
 and `COMMITTED`, which lists every file with its size and digest and is written before the folder gets its name by one rename. So
 whatever kills a save, the checkpoint before it is the newest; and a file that was cut, lost or changed later is found before it is used.
 A folder with another name (`N.partial`, `N.deleting`, `N.set-aside`) or without `COMMITTED` (a copy that was cut) is no checkpoint. No
-pickle anywhere. Doesn't own what is saved (any tree of arrays) nor when (`saver`).
+pickle anywhere. Of several processes one writes; all read, so they must see the same folder. Doesn't own what is saved (any tree of arrays)
+nor when (`saver`).
 
 Fault points (id: step): `save.before_arrays`, `save.after_arrays`, `save.before_commit`, `save.after_commit`.
 """
@@ -26,6 +27,7 @@ import orbax.checkpoint as ocp
 
 from burnish import faults
 from burnish.config.errors import BurnishError
+from burnish.sync.reshard import on_host
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +47,17 @@ class DamagedCheckpoint(CheckpointError):
     """A file of a committed checkpoint isn't as it was written."""
 
 
-def snapshot(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves by their dotted paths, copied to the host: whatever becomes of the arrays later, these stay as they are now."""
-    return {name: np.array(jax.device_get(leaf)) for name, leaf in named_leaves(tree).items()}
+def snapshot(tree: Any, *, keep: bool = True) -> dict[str, np.ndarray]:
+    """The leaves by their dotted paths, copied to the host: whatever becomes of the arrays later, these stay as they are now.
+
+    Of arrays of several processes all take part, leaf by leaf; one that doesn't `keep` them gets none.
+    """
+    copies = {}
+    for name, leaf in named_leaves(tree).items():
+        copy = on_host(leaf)
+        if keep:
+            copies[name] = np.array(copy)
+    return copies
 
 
 def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> Path:
@@ -64,7 +74,7 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray], extra: Mapp
             shutil.rmtree(leftover)
     partial.mkdir(parents=True)
     faults.point("save.before_arrays", step=step)
-    with ocp.StandardCheckpointer() as writer:
+    with _checkpointer() as writer:
         writer.save(partial / "arrays", dict(arrays))
     faults.point("save.after_arrays", step=step)
     _write(partial / EXTRA, json.dumps(extra, allow_nan=False))
@@ -144,7 +154,7 @@ def read(folder: Path, step: int, like: Any, *, facts: Mapping[str, Any] = {}) -
     """
     verify(folder, step)
     source, wanted, extra = folder.absolute() / str(step), named_leaves(like), read_extra(folder, step)
-    with ocp.StandardCheckpointer() as reader:
+    with _checkpointer() as reader:
         found = reader.metadata(source / "arrays").item_metadata.tree
         if wrong := [*_other_facts(facts, extra.get(FACTS, {})), *_other_leaves(wanted, found)]:
             raise CheckpointError(f"{source} is not of this run; {len(wrong)} differences:\n  " + "\n  ".join(wrong))
@@ -184,6 +194,15 @@ def clean(folder: Path) -> None:
 def named_leaves(tree: Any) -> dict[str, Any]:
     """The leaves by their dotted paths, in jax's order."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _checkpointer() -> ocp.StandardCheckpointer:
+    """One that waits for no other process of the run: the first alone writes, arrays that are on its host; each reads for its devices."""
+    if jax.process_count() == 1:
+        return ocp.StandardCheckpointer()
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}")
+    return ocp.StandardCheckpointer(multiprocessing_options=alone)
 
 
 def _other_facts(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

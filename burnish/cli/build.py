@@ -36,6 +36,7 @@ from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster, longest_sequence
 from burnish.rl.critic import check_critic
+from burnish.rl.fleet import ALONE, Fleet
 from burnish.rl.learner import RLLearner, planned_updates
 from burnish.rl.placement import actor_place
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
@@ -51,11 +52,17 @@ REWARD_MODEL = "reward_model"
 
 
 def build_learner(
-    resolved: Resolved[Config], *, sinks: Callable[[], Sequence[Sink]], report: Report, load_model: Callable[..., Model] = Model.load
+    resolved: Resolved[Config],
+    *,
+    sinks: Callable[[], Sequence[Sink]],
+    report: Report,
+    load_model: Callable[..., Model] = Model.load,
+    fleet: Fleet = ALONE,
 ) -> RLLearner:
     """Build everything that `resolved` describes. `sinks` is called once all that can be wrong before loading weights was checked.
 
-    load_model: called as `Model.load` is. Raises what a step raises, a user's mistake with the step's name in front.
+    load_model: called as `Model.load` is. fleet: the processes of the run. Raises what a step raises, a user's mistake with the step's name
+    in front.
     """
     config, base = resolved.config, resolved.base
     with building("text", report) as say:
@@ -105,7 +112,7 @@ def build_learner(
         plan = BatchPlan.from_config(config.training, algorithm, config.rollout)
         critic = config.algorithm.critic if isinstance(config.algorithm, PPOConfig) else None
         planned_updates(algorithm, config.training, plan, critic)  # for its check of warm-ups and schedules
-        mesh = make_mesh(actor_place(config.cluster, num_devices=jax.local_device_count()))
+        mesh = make_mesh(actor_place(config.cluster, num_devices=jax.local_device_count(), num_processes=fleet.count))
         if mesh is not None:
             check_mesh(architecture, mesh)
         teacher = config.algorithm.teacher if isinstance(config.algorithm, OnPolicyDistillationConfig) else None
@@ -129,6 +136,7 @@ def build_learner(
             critic=critic,
             reward_model=config.reward_model,
             teacher=teacher,
+            fleet=fleet,
             seed=config.run.seed,
         )
         if config.reward_model is not None:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import chat, check, config, dpo, eval, fetch, sft, train
+from burnish.cli import chat, check, config, dpo, eval, fetch, launch, sft, train
 from burnish.config.errors import BurnishError
 from burnish.config.secrets import scrub
 
@@ -25,6 +25,7 @@ COMMANDS = {
     "train": train,
     "sft": sft,
     "dpo": dpo,
+    "launch": launch,
     "eval": eval,
     "chat": chat,
     "config": config,

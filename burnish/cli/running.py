@@ -6,24 +6,27 @@ told is each command's.
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from burnish.checkpoint.saver import Saver
 from burnish.cli.build import anchored
 from burnish.cli.options import AnyConfig
 from burnish.cli.resume import check_same_run, is_complete
-from burnish.cli.signals import EXIT_CODES, stopping_on_signals
+from burnish.cli.signals import EXIT_CODES, Stopping, stopping_on_signals
 from burnish.config.loader import Resolved, dump_config
 from burnish.observe.display import ProgressSink
-from burnish.observe.run_folder import RunFolder
+from burnish.observe.run_folder import CHECKPOINTS, RunFolder
 from burnish.observe.sinks import JsonlSink, Sink
 from burnish.observe.trace import write_jsonl
 from burnish.observe.transcripts import TranscriptSink
+from burnish.rl.fleet import ALONE, Fleet, digest, leaders, require_same
+from burnish.rollout.engine import wait_for
 
 
 class Result(Protocol):
@@ -63,69 +66,109 @@ def run_in_folder(
     build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]],
     transcripts: bool = False,
     sample_every: int = 1,
+    fleet: Fleet = ALONE,
 ) -> int:
     """Build a learner and run it in the folder that `resolved` names; returns the exit code.
 
     step: the one to go on from, None for the newest, if `args.resume` asks for it. build: gets what makes the sinks, to be called once all
-    that can be wrong before loading weights was checked.
+    that can be wrong before loading weights was checked. fleet: the processes of the run; the folder and what is printed are the first's.
     """
-    config, kept, resuming = resolved.config, anchored(resolved), args.resume is not None
-    path = Path(config.run.folder) / config.run.name
-    if resuming:
-        if step is None and is_complete(path, config):
-            print(f"the run in {path} is complete: nothing is left to do")
-            return 0
-        for change in check_same_run(path, kept, step=step):
-            print(f"changed since the start: {change}", file=sys.stderr)
-    opened: list[RunFolder] = []
-    saver: Saver | None = None
-    lines: JsonlSink | None = None
-    texts: TranscriptSink | None = None
-
-    def sinks() -> list[Sink]:
-        nonlocal saver, lines, texts
-        folder = RunFolder(config.run.folder, config.run.name, resume=resuming)
-        opened.append(folder)
-        saver, lines = Saver(folder.checkpoints_path, config.checkpoint), JsonlSink(folder)
-        texts = TranscriptSink(folder) if transcripts else None
-        progress = ProgressSink(sample_every=sample_every, live=config.observe.progress)
-        return [lines, progress, *([] if texts is None else [texts])]
-
-    def leave(code: int, cause: str) -> None:
-        for folder in opened:
-            folder.fail(exit_code=code, cause=cause)
-
+    run = _Run(resolved, step=step, resuming=args.resume is not None, transcripts=transcripts, sample_every=sample_every, fleet=fleet)
     try:
-        with stopping_on_signals(leave) as stopping:
-            learner, finish = build(sinks)
-            assert saver is not None and lines is not None, "made by sinks()"
-            folder = opened[0]
-            with learner:
-                start = learner.resume(folder.checkpoints_path, step) if resuming else 0
-                if resuming:
-                    lines.rewind(start)
-                    if texts is not None:
-                        texts.rewind(start)
-                    folder.begin()
-                    print(
-                        f"going on after step {start}" if start else "there is no checkpoint yet: starting from the beginning", flush=True
-                    )
-                folder.write_config(dump_config(kept))
-                stopping.stop = learner.stop
-                result = learner.train(saver=saver)
-            if stopping.signal is not None and result.stopped:
-                code = EXIT_CODES[stopping.signal]
-                last = f"step {saver.committed_step} is saved" if saver.committed_step else "no step is saved"
-                cause = f"stopped by {stopping.signal.name} after step {result.steps}; {last}: go on with --resume"
-                folder.fail(exit_code=code, cause=cause)
-                print(cause, file=sys.stderr)
-                return code
-            exported = finish(result, folder.path)
-            write_jsonl(folder.trace_path)
-            folder.complete()
+        with stopping_on_signals(run.fail) as stopping:
+            return run.go(build, stopping) if run.has_work() else 0
     except BaseException as error:
-        for folder in opened:
-            folder.__exit__(type(error), error, error.__traceback__)
-        raise
-    print(f"{result.steps} steps done; {exported} holds the result. Talk to it: burnish chat {folder.path}")
-    return 0
+        cause = fleet.cause_of(error)
+        run.end_with(cause)
+        if cause is error:
+            raise
+        raise cause from error
+
+
+class _Run(Generic[AnyConfig]):
+    def __init__(
+        self, resolved: Resolved[AnyConfig], *, step: int | None, resuming: bool, transcripts: bool, sample_every: int, fleet: Fleet
+    ) -> None:
+        self._config, self._kept = resolved.config, anchored(resolved)
+        self._step, self._resuming = step, resuming
+        self._transcripts, self._sample_every, self._fleet = transcripts, sample_every, fleet
+        self._path = Path(self._config.run.folder) / self._config.run.name
+        self._folder: RunFolder | None = None
+        self._written: list[JsonlSink | TranscriptSink] = []
+        self._saver: Saver | None = None
+        fleet.on_leaving(self.fail)
+
+    def has_work(self) -> bool:
+        """Whether anything is left to do. Raises UserError where it can't be, ProcessesDiffer where another process was asked otherwise."""
+        asked = self._kept.config.model_dump(exclude={"cluster": {"distributed": {"process_id"}}})
+        wait_for(require_same(self._fleet, "learner", "configurations (digest)", digest(sorted(asked.items()))))
+        # The first process has looked whether there is a folder; another may have come when it was made.
+        self._resuming = leaders(self._fleet, "learner", self._resuming)
+        self._step = leaders(self._fleet, "learner", self._step)
+        if not self._resuming:
+            return True
+        if leaders(self._fleet, "learner", self._step is None and is_complete(self._path, self._config)):
+            self._say(f"the run in {self._path} is complete: nothing is left to do")
+            return False
+        for change in check_same_run(self._path, self._kept, step=self._step) if self._fleet.leads else ():
+            print(f"changed since the start: {change}", file=sys.stderr)
+        return True
+
+    def go(self, build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]], stopping: Stopping) -> int:
+        learner, finish = build(self._sinks)
+        assert self._saver is not None, "made with the sinks"
+        with learner:
+            if self._resuming:
+                self._go_on(learner, self._saver)
+            if self._folder is not None:
+                self._folder.write_config(dump_config(self._kept))
+            stopping.stop = learner.stop
+            result = learner.train(saver=self._saver)
+        if result.stopped:  # by a signal, which another process may be the only one to have got
+            return self._stopped(stopping.signal or signal.SIGTERM, result.steps, self._saver.committed_step)
+        exported = finish(result, self._path)
+        if self._folder is not None:
+            write_jsonl(self._folder.trace_path)
+            self._folder.complete()
+        self._say(f"{result.steps} steps done; {exported} holds the result. Talk to it: burnish chat {self._path}")
+        return 0
+
+    def fail(self, code: int, cause: str) -> None:
+        if self._folder is not None:
+            self._folder.fail(exit_code=code, cause=cause)
+
+    def end_with(self, error: BaseException) -> None:
+        if self._folder is not None:
+            self._folder.__exit__(type(error), error, error.__traceback__)
+
+    def _say(self, text: str) -> None:
+        if self._fleet.leads:
+            print(text, flush=True)
+
+    def _sinks(self) -> Sequence[Sink]:
+        """The run's folder and everything that writes in it; of processes that don't lead only their part in saving."""
+        config = self._config
+        if not self._fleet.leads:
+            self._saver = Saver(self._path / CHECKPOINTS, config.checkpoint, fleet=self._fleet)
+            return []
+        folder = self._folder = RunFolder(config.run.folder, config.run.name, resume=self._resuming)
+        self._saver = Saver(folder.checkpoints_path, config.checkpoint, fleet=self._fleet)
+        lines, texts = JsonlSink(folder), [TranscriptSink(folder)] if self._transcripts else []
+        self._written = [lines, *texts]
+        return [lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts]
+
+    def _go_on(self, learner: Learner[Any], saver: Saver) -> None:
+        start = learner.resume(saver.folder, self._step)
+        for sink in self._written:
+            sink.rewind(start)
+        if self._folder is not None:
+            self._folder.begin()
+        self._say(f"going on after step {start}" if start else "there is no checkpoint yet: starting from the beginning")
+
+    def _stopped(self, which: signal.Signals, steps: int, committed: int) -> int:
+        last = f"step {committed} is saved" if committed else "no step is saved"
+        cause = f"stopped by {which.name} after step {steps}; {last}: go on with --resume"
+        self.fail(EXIT_CODES[which], cause)
+        if self._fleet.leads:
+            print(cause, file=sys.stderr)
+        return EXIT_CODES[which]

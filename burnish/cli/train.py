@@ -34,13 +34,17 @@ def run(args: argparse.Namespace) -> int:
 
     from burnish.cli.build import build_learner
     from burnish.cli.running import run_in_folder
+    from burnish.rl.distributed import joined
 
     def build(sinks: Callable[[], Sequence[Sink]]) -> tuple[RLLearner, Finish[TrainResult]]:
-        learner = build_learner(resolved, sinks=sinks, report=lambda line: print(line, flush=True))
+        report = functools.partial(print, flush=True) if fleet.leads else lambda line: None
+        learner = build_learner(resolved, sinks=sinks, report=report, fleet=fleet)
         return learner, functools.partial(_finish, learner)
 
     observe = resolved.config.observe
-    return run_in_folder(args, resolved, step=step, build=build, transcripts=observe.transcripts, sample_every=observe.sample_every)
+    shown: dict[str, Any] = {"transcripts": observe.transcripts, "sample_every": observe.sample_every}
+    with joined(resolved.config.cluster.distributed) as fleet:
+        return run_in_folder(args, resolved, step=step, build=build, **shown, fleet=fleet)
 
 
 def _finish(learner: RLLearner, result: TrainResult, folder: Path) -> Path:
@@ -48,6 +52,8 @@ def _finish(learner: RLLearner, result: TrainResult, folder: Path) -> Path:
     from burnish.rl.evaluation import paired_change
 
     exported = learner.cluster.export(folder)
+    if not learner.cluster.fleet.leads:
+        return exported
     before, after = result.evaluations.get(0, {}), result.evaluations.get(result.steps, {})
     for label in before.keys() & after.keys():
         change = paired_change(before[label], after[label], clusters=learner.held_out_clusters)

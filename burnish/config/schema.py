@@ -280,8 +280,34 @@ class MeshSpec(Section):
         return 1 if self.axes is None else math.prod(self.axes.values())
 
 
+class DistributedConfig(Section):
+    """Several operating system processes that make one run, each started with the same configuration. What is null is taken from the
+    launcher, where jax knows it (Slurm, Kubernetes, Cloud TPU, Open MPI); docs/scale.md."""
+
+    coordinator: str | None = None
+    """Host and port at which process 0 is reached by all, e.g. `node0:8476`."""
+    num_processes: Positive | None = None
+    """How many there are."""
+    process_id: Annotated[int, Field(ge=0)] | None = None
+    """Which this is, from 0; another in each process, so best set by the environment, `BURNISH__CLUSTER__DISTRIBUTED__PROCESS_ID`."""
+    heartbeat_timeout_s: Annotated[float, Field(ge=1)] = 100.0
+    """Seconds without a word after which a process counts as gone and all others end."""
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> DistributedConfig:
+        if self.num_processes is not None and self.process_id is not None and self.process_id >= self.num_processes:
+            raise ValueError(
+                f"`process_id` is {self.process_id}, but of {self.num_processes} processes the last is {self.num_processes - 1}"
+            )
+        return self
+
+
 class ClusterConfig(Section):
     """Which role lives where. A role that isn't given lives where the actor does."""
+
+    distributed: DistributedConfig | None = None
+    """The processes of the run; null is one. Then `axes` of actor, critic and reference are those of a mesh over all processes' devices,
+    `devices` everywhere those of each process; the engine and the reward model are each process's own."""
 
     actor: MeshSpec = MeshSpec()
     """Devices of the trained policy; null axes and devices are one device."""

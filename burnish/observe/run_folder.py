@@ -25,6 +25,7 @@ from typing import Any, Literal
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.secrets import scrub
 
+CHECKPOINTS = "checkpoints"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 State = Literal["running", "complete", "failed"]
@@ -76,7 +77,7 @@ class RunFolder:
 
     @property
     def checkpoints_path(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def trace_path(self) -> Path:

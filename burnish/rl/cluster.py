@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from burnish.rl.algorithms import Algorithm
 from burnish.rl.anchor import Anchor
 from burnish.rl.batch import TokenBatch
 from burnish.rl.critic import Critic
+from burnish.rl.fleet import ALONE, Fleet
 from burnish.rl.placement import Place, Placement, Role, placement
 from burnish.rl.publish import Publisher, check_canary
 from burnish.rl.reference import Reference, fingerprint, load_teacher
@@ -44,6 +45,7 @@ from burnish.rl.sites import Site, place_of, sites
 from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
 from burnish.sync.host_memory import has_host_memory, to_devices, to_host
+from burnish.sync.reshard import from_host, whole_here
 from burnish.text.tokenizer import read_json
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
@@ -51,6 +53,8 @@ from burnish.train.state import TrainState, init_state, read_metrics, stop_if_no
 from burnish.train.step import MicroBatch, Steps, make_steps
 from burnish.train.value import ValueMicroBatch
 from burnish.types import Completion, Message, Request
+
+Rows = TypeVar("Rows")
 
 
 class RLCluster:
@@ -62,6 +66,8 @@ class RLCluster:
     way in. critic: the model of values, for algorithms with a value loss; every weight of it is trained, in float32. reward_model: what
     `get_rewards` asks. teacher: whom the policy learns from, for algorithms that ask for its scores. engine: one that is there already, on
     a mesh of its own, instead of a native one that is made here; it gets the weights at the first `prepare`, and the cluster closes it.
+    fleet: the processes over whose devices the actor's mesh is; then all of them call the same operations in the same order, and each has
+    an engine of its own.
     """
 
     def __init__(
@@ -77,13 +83,18 @@ class RLCluster:
         reward_model: RewardModelSection | None = None,
         teacher: TeacherConfig | None = None,
         engine: Engine | None = None,
+        fleet: Fleet = ALONE,
         seed: int = 0,
     ) -> None:
+        if cluster.distributed is not None and fleet is ALONE:
+            raise UserError("cluster.distributed names other processes: join them, `with joined(…) as fleet`, and pass the fleet on")
+        self.fleet = fleet
         self.precision: Precision = resolve_precision(precision)
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
         lent = rollout.weights == "lent" and engine is None
         brought = None if engine is None else place_of(engine.mesh)
-        self._place = _placer(cluster, architecture, lora, self.precision, critic, reward_model, teacher, lent=lent, brought=brought)
+        placed = _placer(cluster, architecture, lora, self.precision, critic, reward_model, teacher, lent=lent, brought=brought)
+        self._place = partial(placed, num_processes=fleet.count)
         self.placement: Placement = self._place(needs_reference=cluster.reference is not None)
         self._sites = sites(self.placement)
         actor = self._sites[Role.ACTOR]
@@ -147,8 +158,8 @@ class RLCluster:
         config = self.rollout_config
         return NativeEngine(
             self.model.config,
-            self.model.params,
-            adapter=adapter,
+            jax.tree.map(whole_here, self.model.params),
+            adapter=None if adapter is None else adapter._replace(pairs=jax.tree.map(whole_here, adapter.pairs)),
             lent=config.weights == "lent",
             decode_text=self.model.codec.tokenizer.decode,
             context=self.context,
@@ -234,9 +245,9 @@ class RLCluster:
         """What the rows of a batch must be a multiple of, to be spread evenly over the actor's devices."""
         return self._sites[Role.ACTOR].place.rows
 
-    def place(self, batch: TokenBatch) -> TokenBatch:
-        """Put a host batch on the actor's devices, rows spread over `data` and `fsdp`."""
-        return jax.device_put(batch, None if self.mesh is None else batch_sharding(self.mesh))
+    def place(self, rows: Rows) -> Rows:
+        """Put a batch on the host, or any tree of arrays of its rows, on the actor's devices, rows spread over `data` and `fsdp`."""
+        return jax.device_put(rows) if self.mesh is None else from_host(rows, batch_sharding(self.mesh))
 
     def get_actor_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids under the policy that the engine sampled from: the anchor of this step's updates.
@@ -393,17 +404,19 @@ class RLCluster:
     def export(self, folder: Path) -> Path:
         """Write what was trained for other programs: `adapter/` in PEFT's format, or `model/` as a Hugging Face folder; returns which.
 
-        A critic is written beside it, to `critic/`, as a sequence classifier.
+        A critic is written beside it, to `critic/`, as a sequence classifier. Of several processes all call this, and the first writes.
         """
-        if self._scale is not None:
-            target = folder / "adapter"
-            adapter = Adapter(self.state.trainable, self._scale)
-            weights.save_adapter(target, self.model.config, adapter, base=str(self.model.folder.absolute()))
+        target = folder / ("model" if self._scale is None else "adapter")
+        trained = jax.tree.map(whole_here, self.state.trainable)
+        critic = None if self._critic is None or not self._critic.is_trained else jax.tree.map(whole_here, self._critic.state.trainable)
+        if not self.fleet.leads:
+            return target
+        if self._scale is None:
+            weights.save(target, self.model.config, trained, like=self.model.folder)
         else:
-            target = folder / "model"
-            weights.save(target, self.model.config, self.state.trainable, like=self.model.folder)
-        if self._critic is not None and self._critic.is_trained:
-            self._critic.export(folder / "critic", like=self.model.folder)
+            weights.save_adapter(target, self.model.config, Adapter(trained, self._scale), base=str(self.model.folder.absolute()))
+        if critic is not None and self._critic is not None:
+            weights.save_scalar(folder / "critic", self._critic.architecture, critic, like=self.model.folder)
         return target
 
     def close(self) -> None:

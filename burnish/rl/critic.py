@@ -112,10 +112,6 @@ class Critic:
         stop_if_nonfinite(state, report, limit=self._limit, step=step, optimizer=OPTIMIZER)
         return metrics
 
-    def export(self, folder: Path, *, like: Path) -> None:
-        """Write it as a sequence classifier, which `config.path` and transformers can read. like: whose tokenizer's ids it reads."""
-        weights.save_scalar(folder, self.architecture, self.state.trainable, like=like)
-
 
 def check_critic(config: CriticConfig, codec: Codec, *, context: int, mesh: Mesh | None) -> tuple[Path, ModelConfig] | None:
     """The folder and architecture of a critic that can read what the actor writes (`codec`, at most `context` ids); reads no weights.

@@ -15,6 +15,7 @@ import numpy as np
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.schema import RolloutConfig, SamplingConfig
 from burnish.observe.trace import span
+from burnish.rl.fleet import ALONE, Fleet, play
 from burnish.rl.handoff import Interrupted
 from burnish.rollout.engine import wait_for
 from burnish.types import Prompt, SamplingParams, Trajectory
@@ -54,7 +55,12 @@ def metric_names(label: str) -> tuple[str, str]:
 
 
 async def evaluate(
-    orchestrator: RolloutOrchestrator, prompts: Sequence[Prompt], samplings: Mapping[str, SamplingParams], *, seed: int
+    orchestrator: RolloutOrchestrator,
+    prompts: Sequence[Prompt],
+    samplings: Mapping[str, SamplingParams],
+    *,
+    seed: int,
+    fleet: Fleet = ALONE,
 ) -> dict[str, Evaluation]:
     """Sample every prompt once in every way of `samplings`, all ways of a prompt together so that its prefill is shared.
 
@@ -63,15 +69,15 @@ async def evaluate(
     ways = tuple(samplings.values())
     draws = [Draw((EVALUATION_STREAM, i), prompt, ways, (seed, EVALUATION_STREAM, i)) for i, prompt in enumerate(prompts)]
     with span("evaluate", prompts=len(prompts)):
-        groups = [group async for group in orchestrator.groups(draws)]
+        groups = await play(fleet, "evaluate", orchestrator, draws)
     return {label: Evaluation.of(label, [group.trajectories[way] for group in groups]) for way, label in enumerate(samplings)}
 
 
 class Evaluator:
     """Evaluates on the caller's thread, until it is done or `cancel` is called."""
 
-    def __init__(self, orchestrator: RolloutOrchestrator) -> None:
-        self._orchestrator = orchestrator
+    def __init__(self, orchestrator: RolloutOrchestrator, fleet: Fleet) -> None:
+        self._orchestrator, self._fleet = orchestrator, fleet
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[dict[str, Evaluation]]] | None = None
         self._cancelled = False
 
@@ -79,7 +85,7 @@ class Evaluator:
         """`evaluate`, by label. Raises `Interrupted` once it is cancelled."""
 
         async def work() -> dict[str, Evaluation]:
-            task = asyncio.create_task(evaluate(self._orchestrator, prompts, samplings, seed=seed))
+            task = asyncio.create_task(evaluate(self._orchestrator, prompts, samplings, seed=seed, fleet=self._fleet))
             self._running = asyncio.get_running_loop(), task
             if self._cancelled:
                 task.cancel()

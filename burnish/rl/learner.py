@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,7 +35,7 @@ from burnish.config.schema import EpisodeLimits, RolloutConfig, RunSection, Samp
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
-from burnish.observe.metrics import MetricCollector
+from burnish.observe.metrics import Metric, MetricCollector
 from burnish.observe.sinks import AFTER, BEFORE, EvalReport, Sink, Sinks, StepReport
 from burnish.observe.trace import span
 from burnish.rewards.manager import RewardManager, RewardSpec
@@ -43,6 +44,7 @@ from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster
 from burnish.rl.critic import OPTIMIZER
 from burnish.rl.evaluation import Evaluation, Evaluator, evaluation_samplings, metric_names
+from burnish.rl.fleet import all_say, leaders, together
 from burnish.rl.handoff import Handoff, Interrupted, VersionGate
 from burnish.rl.producer import Chunk, Producer
 from burnish.rl.progress import TrainResult, pack, unpack
@@ -128,7 +130,8 @@ class RLLearner:
             if isinstance(policy, RLCluster)
             else RLCluster(policy, training=self._training, rollout=self._rollout, critic=critic, seed=self._run.seed)
         )
-        self._sinks = Sinks(sinks)
+        self._fleet = self.cluster.fleet
+        self._sinks = Sinks(sinks if self._fleet.leads else ())
         self._metrics = MetricCollector()
         codec = self.cluster.model.codec
         context = EpisodeContext(
@@ -156,7 +159,8 @@ class RLLearner:
         self._prepared = False
         self._half_done = False  # some updates of a step are applied, not all
         self._handoff: Handoff[Chunk] = Handoff(self._plan.queue_size)
-        self._evaluator = Evaluator(self._orchestrator)
+        self._evaluator = Evaluator(self._orchestrator, self._fleet)
+        self._fleet.on_stop(self.stop)
 
     # ---------------------------------------------------------------------------------------------------------------- the loop
 
@@ -187,6 +191,7 @@ class RLLearner:
             steps=range(start, self._training.max_steps),
             rows_multiple=self.cluster.rows_multiple,
             pairs_per_token=self.cluster.model.config.pairs_per_token,
+            fleet=self._fleet,
         )
         try:
             self._prepare()
@@ -235,6 +240,7 @@ class RLLearner:
         """
         self._handoff.interrupt()
         self._evaluator.cancel()
+        self._fleet.ask_to_stop()
 
     def _prepare(self) -> None:
         if not self._prepared:
@@ -269,11 +275,15 @@ class RLLearner:
         return True
 
     def _take(self) -> list[Chunk]:
-        """The micro-batches of one update; none at the end of the data, which is always the end of a step."""
-        with self._timed("wait"):
+        """The micro-batches of one update; none at the end of the data, which is always the end of a step. All processes have the same."""
+
+        def take() -> list[Chunk]:
             first = self._handoff.get()
             chunks = [] if first is None else [first, *(self._handoff.get() for _ in range(first.count - 1))]
-        return [chunk for chunk in chunks if chunk is not None]
+            return [chunk for chunk in chunks if chunk is not None]
+
+        with self._timed("wait"):
+            return together(self._fleet, "batches for an update", take, lambda chunks: [chunk.sign() for chunk in chunks])
 
     def _update(self, scored: Sequence[Scored], step: int) -> None:
         """One update of the critic, if there is one, and one of the policy, unless the critic still warms up."""
@@ -293,7 +303,8 @@ class RLLearner:
         self._metrics.last("workers/died", sum(pool.died for pool in self._pools))
         self._metrics.last("workers/leaked_threads", leaked_threads())
         if self.cluster.reward_model is not None:
-            self._metrics.merge(self.cluster.reward_model.take_metrics())
+            for counted in all_say(self._fleet, "learner", {k: asdict(m) for k, m in self.cluster.reward_model.take_metrics().items()}):
+                self._metrics.merge({name: Metric(**metric) for name, metric in counted.items()})
         metrics = self._metrics.take()
         metrics["perf/compiles"], self._programs = float(programs_compiled() - self._programs), programs_compiled()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
@@ -317,7 +328,7 @@ class RLLearner:
         them again. Raises CheckpointError, with every difference, for the checkpoint of another run; nothing is changed then.
         """
         self._refuse_closed()
-        found = store.newest_intact(checkpoints) if step is None else step
+        found = leaders(self._fleet, "learner", store.newest_intact(checkpoints) if step is None and self._fleet.leads else step)
         if found is None:
             return 0
         self._prepare()
@@ -331,7 +342,8 @@ class RLLearner:
         self.cluster.restore(read, version=found)
         self._result, self._cursor = unpack(found, extra)
         self._stream.restore(self._cursor)
-        store.set_aside_after(checkpoints, found)
+        if self._fleet.leads:
+            store.set_aside_after(checkpoints, found)
         return found
 
     def _save(self, saver: Saver) -> None:
@@ -374,7 +386,7 @@ class RLLearner:
 
     def _evaluate(self, label: str, step: int) -> None:
         with self._timed("evaluate"):
-            found = self.evaluate()
+            found = together(self._fleet, "evaluations", self.evaluate, sorted)
         self._result.evaluations[step] = found
         metrics = {name: value for evaluation in found.values() for name, value in evaluation.metrics().items()}
         trajectories = [t for evaluation in found.values() for t in evaluation.trajectories]

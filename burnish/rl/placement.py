@@ -35,10 +35,14 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Devices, as indices among the process's own, and the axes they are arranged in, outermost first; axes of size 1 are left out."""
+    """Devices, as indices among the process's own, and the axes they are arranged in, outermost first; axes of size 1 are left out.
+
+    processes: how many processes' devices of these indices make one mesh, process after process; the axes are those of the whole.
+    """
 
     devices: tuple[int, ...]
     axes: tuple[tuple[str, int], ...] = ()
+    processes: int = 1
 
     def size(self, axis: str | None) -> int:
         """Into how many pieces a mesh axis cuts; 1 for one that isn't there."""
@@ -56,7 +60,8 @@ class Place:
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name} {size}" for name, size in self.axes)
-        return f"{self.where} ({axes})" if axes else self.where
+        where = self.where if self.processes == 1 else f"{self.where} of {self.processes} processes"
+        return f"{where} ({axes})" if axes else where
 
 
 Holding = Literal["own", "shared", "copy", "resharded", "elsewhere"]
@@ -76,7 +81,7 @@ class RolePlacement:
 
     @property
     def total_bytes(self) -> int:
-        return self.bytes_per_device * len(self.place.devices)
+        return self.bytes_per_device * len(self.place.devices) * self.place.processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ def placement(
     config: ClusterConfig,
     *,
     num_devices: int,
+    num_processes: int = 1,
     model: ModelConfig,
     lora: LoraConfig | None = None,
     precision: Precision = "f32",
@@ -116,9 +122,10 @@ def placement(
 ) -> Placement:
     """Where everything goes.
 
-    num_devices: this process's. model: the actor's architecture; critic, reward, teacher: the others', None where there is none. lent: the
-    engine samples from the actor's own arrays (`rollout.weights`). brought: where an engine is that is there already; then `config` places
-    none. reward_weight_bytes: of one weight of the reward model, which stays as it is stored.
+    num_devices: this process's, and every other's of the `num_processes` of the run. model: the actor's architecture; critic, reward,
+    teacher: the others', None where there is none. lent: the engine samples from the actor's own arrays (`rollout.weights`). brought:
+    where an engine is that is there already; then `config` places none. reward_weight_bytes: of one weight of the reward model, which
+    stays as it is stored.
     Raises UserError for more devices than there are, for roles that overlap in part, for a mesh of a role that isn't there, and for
     weights that can't be lent.
     """
@@ -131,7 +138,7 @@ def placement(
     for role, reason in _ABSENT.items():
         if not present[role] and _spec(config, role) is not None:
             raise UserError(f"cluster.{role} gives devices to a role that this run doesn't have: {reason}, or leave cluster.{role} out")
-    places = _places(config, num_devices, model, [role for role in Role if present.get(role, True)])
+    places = _places(config, num_devices, num_processes, model, [role for role in Role if present.get(role, True)])
     if brought is not None:
         places[Role.ROLLOUT] = brought
         _refuse_partial_overlap(places)
@@ -190,15 +197,16 @@ def _spec(config: ClusterConfig, role: Role) -> MeshSpec | None:
             return config.teacher
 
 
-def actor_place(config: ClusterConfig, *, num_devices: int) -> Place:
+def actor_place(config: ClusterConfig, *, num_devices: int, num_processes: int = 1) -> Place:
     """Where the actor goes: known before its architecture is."""
-    devices = _devices(config, num_devices)[Role.ACTOR]
-    return Place(devices, _axes(Role.ACTOR, config.actor, len(devices), None))
+    devices = _devices(config, num_devices, num_processes)[Role.ACTOR]
+    return Place(devices, _axes(Role.ACTOR, config.actor, len(devices) * num_processes, None), num_processes)
 
 
-def _devices(config: ClusterConfig, num_devices: int) -> dict[Role, tuple[int, ...]]:
+def _devices(config: ClusterConfig, num_devices: int, num_processes: int) -> dict[Role, tuple[int, ...]]:
     """Of the roles that ask for devices: named ones first, then counts in the order of the roles from what is free."""
     specs = {role: spec for role in Role if (spec := _spec(config, role)) is not None}
+    counts = {role: _count(role, spec, num_processes) for role, spec in specs.items()}
     devices: dict[Role, tuple[int, ...]] = {}
     for role, spec in specs.items():
         if (indices := spec.indices) is not None:
@@ -206,29 +214,66 @@ def _devices(config: ClusterConfig, num_devices: int) -> dict[Role, tuple[int, .
                 raise UserError(f"cluster.{role}.devices {spec.devices} goes to device {max(indices)}, {_found(num_devices)}")
             devices[role] = indices
     for role, spec in specs.items():
-        if role not in devices and (count := spec.count) is not None:
+        if role not in devices and (count := counts[role]) is not None:
             devices[role] = _free(role, spec, count, devices, num_devices)
     return devices
 
 
-def _places(config: ClusterConfig, num_devices: int, model: ModelConfig, roles: Sequence[Role]) -> dict[Role, Place]:
+_SPANNING = frozenset({Role.ACTOR, Role.CRITIC, Role.REFERENCE, Role.TEACHER})
+"""Roles whose mesh is of all processes; the others are each process's own."""
+
+
+def _count(role: Role, spec: MeshSpec, num_processes: int) -> int | None:
+    """How many devices of each process a role asks for."""
+    if spec.axes is None or spec.count is None or role not in _SPANNING or num_processes == 1:
+        return spec.count
+    if spec.devices is not None:
+        raise UserError(
+            f"cluster.{role} gives axes {spec.axes} and devices {spec.devices} to {num_processes} processes: axes are those of a mesh over "
+            "all of them, devices those of each, so give one of the two"
+        )
+    if spec.count % num_processes:
+        raise UserError(
+            f"cluster.{role}.axes {spec.axes} are {spec.count} devices, which {num_processes} processes can't give in equal parts: use a "
+            f"multiple of {num_processes}"
+        )
+    return spec.count // num_processes
+
+
+def _places(config: ClusterConfig, num_devices: int, num_processes: int, model: ModelConfig, roles: Sequence[Role]) -> dict[Role, Place]:
     """Who asks for devices gets them; then who follows another role."""
-    devices = _devices(config, num_devices)
+    devices = _devices(config, num_devices, num_processes)
 
     def place(role: Role) -> Place:
         spec = _spec(config, role)
+        shared = num_processes > 1 and role in _SPANNING
+        if shared and role is not Role.ACTOR:
+            return _with_actor(role, spec, place(Role.ACTOR))
         if spec is None and role is Role.ROLLOUT and place(Role.ACTOR).size("fsdp") > 1:
+            spec = MeshSpec(same_devices_as="actor")
+        if num_processes > 1 and not shared and (spec is None or spec.same_as == "actor"):
             spec = MeshSpec(same_devices_as="actor")
         if spec is None:
             return place(Role.ACTOR)
         if spec.same_as is not None:
             return place(Role(spec.same_as))
         where = devices[role] if spec.same_devices_as is None else place(Role(spec.same_devices_as)).devices
+        if shared:
+            return Place(where, _axes(role, spec, len(where) * num_processes, model), num_processes)
         return Place(where, _axes(role, spec, len(where), model))
 
     found = {role: place(role) for role in roles}
     _refuse_partial_overlap(found)
     return found
+
+
+def _with_actor(role: Role, spec: MeshSpec | None, actor: Place) -> Place:
+    """Rows that every process has a part of stay where they are."""
+    if spec is not None and spec != MeshSpec(same_as="actor"):
+        raise UserError(
+            f"cluster.{role} has devices of its own, but in a run of {actor.processes} processes it is on the actor's: leave it out"
+        )
+    return actor
 
 
 def _found(num_devices: int) -> str:
@@ -332,7 +377,9 @@ def _rollout(
         "resharded": f"the actor's devices with axes of its own ({layout})",
         "elsewhere": f"devices of its own ({layout}): sampling and updates don't wait for each other's devices",
     }[holding]
-    if config.rollout is None and holding == "resharded":
+    if actor.processes > 1:
+        why += "; each process has an engine of its own"
+    elif config.rollout is None and holding == "resharded":
         why += f"; by default, since fsdp {actor.size('fsdp')} would gather every weight for every token"
     return RolePlacement(Role.ROLLOUT, place, holding, why, _engine_bytes(model, lora, precision, place, shares=place == actor))
 

@@ -34,6 +34,7 @@ from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Credit, TokenBatch, build_batch, build_micro_batches, fit_shape
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.credit import TokenEstimator, credit, informative, uncredited
+from burnish.rl.fleet import ALONE, Fleet, digest, play, require_same
 from burnish.rl.handoff import Closed, Handoff, VersionGate
 from burnish.rl.layout import BatchShape, bucket
 from burnish.types import Group, SamplingParams, Status
@@ -69,6 +70,18 @@ class Chunk:
     counts: Mapping[str, int]
     rollout_seconds: float
 
+    def sign(self) -> list[Any]:
+        """What tells it from another: which it is, its shape, its ids. JSON."""
+        batch = self.batch
+        return [
+            *self.key,
+            self.iteration,
+            self.count,
+            *batch.tokens.shape,
+            *batch.mask.shape,
+            digest(batch.tokens, batch.target_ids, batch.mask),
+        ]
+
 
 class Producer(threading.Thread):
     """Fills `handoff` with the chunks of `steps`, then ends it, whatever happened."""
@@ -87,11 +100,12 @@ class Producer(threading.Thread):
         steps: range,
         rows_multiple: int,
         pairs_per_token: float,
+        fleet: Fleet = ALONE,
     ) -> None:
         super().__init__(name="producer", daemon=True)
         self._stream, self._orchestrator, self._algorithm, self._plan = stream, orchestrator, algorithm, plan
         self._params, self._handoff, self._gate, self._seed, self._steps = params, handoff, gate, seed, steps
-        self._rows_multiple, self._pairs_per_token = rows_multiple, pairs_per_token
+        self._rows_multiple, self._pairs_per_token, self._fleet = rows_multiple, pairs_per_token, fleet
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._stopping = False
 
@@ -128,7 +142,7 @@ class Producer(threading.Thread):
 
     async def _step(self, step: int) -> bool:
         """Sample the groups of a step and hand each mini-batch on when it is complete. False: the data doesn't fill a batch any more."""
-        draws = self._draw(step, 0, self._plan.batch)
+        draws = await self._draw(step, 0, self._plan.batch)
         if len(draws) < self._plan.batch:
             return False
         groups: list[Group] = []
@@ -156,7 +170,7 @@ class Producer(threading.Thread):
         rounds, ended = 0, False
         while len(kept) < wanted and rounds < self._algorithm.max_resample_rounds and not ended:
             size = _round_size(wanted - len(kept), kept=len(kept), sampled=len(sampled), most=wanted)
-            draws = self._draw(step, len(sampled), size)
+            draws = await self._draw(step, len(sampled), size)
             ended = len(draws) < size
             if ended and not sampled:
                 return False
@@ -191,16 +205,18 @@ class Producer(threading.Thread):
                 self._handoff.put(chunk)
         return True
 
-    def _draw(self, step: int, first: int, size: int) -> list[Draw]:
-        """Up to `size` further prompts of a step, numbered from `first`; fewer where the data ends."""
+    async def _draw(self, step: int, first: int, size: int) -> list[Draw]:
+        """Up to `size` further prompts of a step, numbered from `first`; fewer where the data ends, which it does for all processes."""
         params = (self._params,) * self._algorithm.num_generations
-        prompts = itertools.islice(self._stream, size)
+        prompts = list(itertools.islice(self._stream, size))
+        drawn = {"step": step + 1, "count": len(prompts), "ids": [prompt.id for prompt in prompts[:1] + prompts[-1:]]}
+        await require_same(self._fleet, "draw", "prompts", drawn | {"digest": digest([prompt.id for prompt in prompts])})
         return [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts, start=first)]
 
     async def _play(self, draws: Sequence[Draw]) -> list[Group]:
         step, first = draws[0].id
         with span("rollout", step=step, draw=first):
-            return [group async for group in self._orchestrator.groups(draws)]
+            return await play(self._fleet, "rollout", self._orchestrator, draws)
 
     def _informative(self, groups: Sequence[Group]) -> list[Group]:
         """The groups that have an advantage other than 0; where advantages must wait for scores, those whose rewards differ."""

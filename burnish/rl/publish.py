@@ -20,6 +20,7 @@ from burnish.rl.sites import Site
 from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
 from burnish.sync.checksum import checksum
+from burnish.sync.reshard import on_host, whole_here
 from burnish.train.state import leaf_names
 from burnish.types import Group, Prompt, Request, SamplingParams, Trajectory
 
@@ -58,7 +59,8 @@ class Publisher:
 
     def publish(self, trainable: Params, version: int) -> None:
         """Make `trainable` the engine's version `version`. Raises what the engine raises; it is on its old version then, as a whole."""
-        leaves = dict(zip((self._prefix + name for name in leaf_names(trainable)), jax.tree.leaves(trainable), strict=True))
+        names = (self._prefix + name for name in leaf_names(trainable))
+        leaves = {name: whole_here(leaf) for name, leaf in zip(names, jax.tree.leaves(trainable), strict=True)}
         sent = None if self._lent_to is not None else self._checksum(leaves)
 
         async def push() -> None:
@@ -90,7 +92,7 @@ def check_canary(engine: Engine, score: Callable[[TokenBatch], Any], prompt: Seq
     groups, credit = [Group((0, 0), Prompt("canary", ()), [episode])], {((0, 0), 0): np.ones(len(found.ids), np.float32)}
     shape = fit_shape(groups, credit, rows_multiple=rows_multiple)
     batch = build_batch(groups, credit, temperature=1.0, shape=shape)
-    apart = float(np.max(np.abs(np.asarray(score(batch)) - np.asarray(batch.sampler_logps))[np.asarray(batch.mask)]))
+    apart = float(np.max(np.abs(on_host(score(batch)) - np.asarray(batch.sampler_logps))[np.asarray(batch.mask)]))
     if not apart <= CANARY_LIMIT:
         raise SyncError(
             f"after the sync to version {engine.version} the engine's log-probs of a fixed prompt differ from the trained policy's by "

@@ -27,6 +27,7 @@ from burnish.rl.batch import TokenBatch
 from burnish.rl.sites import Site
 from burnish.rl.vocabulary import check_reads_ids
 from burnish.sync.host_memory import Shelf
+from burnish.sync.reshard import on_host
 from burnish.text.codec import Codec
 from burnish.train.score import HeadOptions, make_score
 from burnish.train.state import leaf_names
@@ -94,5 +95,5 @@ def fingerprint(params: Params) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(jax.device_get(leaf[..., -1])).tobytes())
+        digest.update(np.ascontiguousarray(on_host(leaf[..., -1])).tobytes())
     return digest.hexdigest()

@@ -22,14 +22,16 @@ from burnish.rl.cluster import RLCluster
 from burnish.rl.credit import ScoredEpisode, TokenEstimator, episode_keys, scored_episodes
 from burnish.rl.layout import bucket
 from burnish.rl.producer import Chunk
+from burnish.sync.reshard import on_host
 from burnish.train.step import MicroBatch
 from burnish.train.value import ValueMicroBatch
 
 
 class Scored(NamedTuple):
-    """A micro-batch as the updates take it. critic: None without one. [R, M] or None: reward_kl, the penalty in the rewards; teacher_gain,
-    how much likelier a teacher finds an id than the policy does."""
+    """A micro-batch as the updates take it, and on the host. critic: None without one. [R, M] or None: reward_kl, the penalty in the
+    rewards; teacher_gain, how much likelier a teacher finds an id than the policy does."""
 
+    host: TokenBatch
     actor: MicroBatch
     critic: ValueMicroBatch | None
     reward_kl: np.ndarray | None
@@ -46,9 +48,9 @@ def score(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> 
     if not isinstance(algorithm.advantage, TokenEstimator):
         if with_critic:
             raise ValueError(_NO_RETURNS)
-        return [_scored(found, found.placed) for found in asked]
+        return [_scored(found, found.chunk.batch, found.placed) for found in asked]
     credited = _credit(algorithm.advantage, asked, with_returns=with_critic)
-    return [_scored(found, cluster.place(batch)) for found, batch in zip(asked, credited, strict=True)]
+    return [_scored(found, batch, cluster.place(batch)) for found, batch in zip(asked, credited, strict=True)]
 
 
 class _Asked(NamedTuple):
@@ -79,8 +81,8 @@ def _ask(cluster: RLCluster, algorithm: Algorithm, chunks: Sequence[Chunk]) -> l
         if algorithm.reward_kl is not None and scored is not None and ref is not None:
             # Never the sampler's log-probs: a policy that is the reference would be charged for their rounding, and a group whose rewards
             # are otherwise equal divides by nothing but that.
-            penalty = algorithm.reward_kl.beta * np.asarray(algorithm.reward_kl.estimator(scored, ref))
-        gain = None if taught is None or scored is None else np.asarray(taught) - np.asarray(scored)
+            penalty = algorithm.reward_kl.beta * on_host(algorithm.reward_kl.estimator(scored, ref))
+        gain = None if taught is None or scored is None else on_host(taught) - on_host(scored)
         asked.append(_Asked(chunk, batch, old, ref, values, after, penalty, gain))
     return asked
 
@@ -99,9 +101,9 @@ def _logps(
     answers = [score(cluster.place(take_rows(host, part, num_rows=num_rows))) for part in parts]
     out = [np.zeros(batch.mask.shape, np.float32) for batch in host]
     for part, answer in zip(parts, answers, strict=True):
-        for (i, row), values in zip(part, np.asarray(answer), strict=False):
+        for (i, row), values in zip(part, on_host(answer), strict=False):
             out[i][row] = values[: out[i].shape[1]]
-    return [jnp.asarray(values) for values in out]
+    return cluster.place([jnp.asarray(values) for values in out])
 
 
 _NO_RETURNS = "a critic learns returns, and the algorithm's advantage gives none: use a TokenEstimator that does, such as gae"
@@ -113,11 +115,11 @@ def _credit(estimator: TokenEstimator, asked: Sequence[_Asked], *, with_returns:
     present = [by_sequence(found.chunk.batch.mask, found.chunk.batch) for found in asked]
     for found, here in zip(asked, present, strict=True):
         batch = found.chunk.batch
-        after = None if found.values_after is None else by_sequence(np.asarray(found.values_after), batch)
+        after = None if found.values_after is None else by_sequence(on_host(found.values_after), batch)
         episodes += scored_episodes(
             found.chunk.groups,
             here,
-            values=None if found.values is None else by_sequence(np.asarray(found.values), batch),
+            values=None if found.values is None else by_sequence(on_host(found.values), batch),
             last_values=None if after is None else {i: float(values[-1]) for i, values in after.items()},
             kl=None if found.reward_kl is None else by_sequence(found.reward_kl, batch),
             teacher_gain=None if found.teacher_gain is None else by_sequence(found.teacher_gain, batch),
@@ -137,9 +139,9 @@ def _credit(estimator: TokenEstimator, asked: Sequence[_Asked], *, with_returns:
     return credited
 
 
-def _scored(found: _Asked, batch: TokenBatch) -> Scored:
+def _scored(found: _Asked, host: TokenBatch, batch: TokenBatch) -> Scored:
     critic = None if found.values is None else ValueMicroBatch(batch, found.values)
-    return Scored(MicroBatch(batch, found.old_logps, found.ref_logps), critic, found.reward_kl, found.teacher_gain)
+    return Scored(host, MicroBatch(batch, found.old_logps, found.ref_logps), critic, found.reward_kl, found.teacher_gain)
 
 
 # ------------------------------------------------------------------------------------------------------------------------- metrics
@@ -156,8 +158,8 @@ def record_chunks(metrics: MetricCollector, chunks: Sequence[Chunk]) -> None:
 def record_credit(metrics: MetricCollector, scored: Sequence[Scored]) -> None:
     """The advantages that the updates will see, over scored tokens, and the KL penalty in the rewards."""
     for part in scored:
-        mask = np.asarray(part.actor.batch.mask)
-        advantages = np.asarray(part.actor.batch.advantages)[mask]
+        mask = np.asarray(part.host.mask)
+        advantages = np.asarray(part.host.advantages)[mask]
         metrics.mean("advantage/mean", advantages)
         metrics.mean("advantage/abs_mean", np.abs(advantages))
         metrics.max("advantage/max", advantages)

@@ -80,11 +80,11 @@ def sites(placement: Placement) -> dict[Role, Site]:
 
 def make_mesh(place: Place) -> Mesh | None:
     """The mesh of a place; None for the first device alone."""
-    if place.devices == (0,):
+    if place.devices == (0,) and place.processes == 1:
         return None
     axes = place.axes or (("data", 1),)
-    local = jax.local_devices()
-    devices = np.array([local[index] for index in place.devices]).reshape([size for _, size in axes])
+    owners = [jax.process_index()] if place.processes == 1 else range(place.processes)
+    devices = np.array([jax.local_devices(owner)[index] for owner in owners for index in place.devices]).reshape([size for _, size in axes])
     return Mesh(devices, tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
 
 

@@ -22,6 +22,7 @@ from burnish.cli.main import main
 from burnish.config.algorithms import TeacherConfig
 from burnish.config.reference import ALGORITHMS, sections
 from burnish.config.schema import Config
+from burnish.rl.distributed import arguments
 from tests.config.resolved_run import left_behind, observe, observe_algorithm, program, slope, write_task
 
 pytestmark = pytest.mark.slow  # 130 small runs are built, and a few made
@@ -96,6 +97,9 @@ OTHER: dict[str, list[Any]] = {
     "training.head_chunk": [8],
     "training.max_nonfinite_updates": [1],
 }
+BY_JOINING = "cluster.distributed."
+"""Fields whose effect is how processes are joined; what that comes to: tests/distributed."""
+
 JUDGE = {"path": "judge"}
 DISTILLS: dict[str, Any] = {"algorithm.name": "on_policy_distillation", "algorithm.teacher": {"path": "model"}}
 BEST = {"metric": "reward/mean", "mode": "max"}
@@ -106,6 +110,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "data.eval.0.recipe": {"data.eval.0.path": None, "data.eval.0.recipe": "mine.py"},
     "data.eval.0.options": {"data.eval.0.path": None, "data.eval.0.recipe": "mine.py"},
     "reward_model.": {"reward_model": JUDGE},
+    BY_JOINING: {"cluster.distributed": {"coordinator": "node0:8476", "num_processes": 2, "process_id": 0}},
     "cluster.rollout.": {"cluster.rollout": {"devices": [4, 5]}},
     "cluster.reference.": {"cluster.reference": {"devices": [4, 5]}},
     "cluster.critic": {"algorithm.name": "ppo"},
@@ -290,7 +295,9 @@ ALL = dict(fields(Config))
 CRITIC = {f"algorithm.critic.{path}": info for path, info in fields(next(iter(sections(ALGORITHMS[-1].model_fields["critic"].annotation))))}
 TEACHER = {f"algorithm.teacher.{path}": info for path, info in fields(TeacherConfig)}
 BUILT = {
-    path: info for path, info in (ALL | CRITIC | TEACHER).items() if path not in ALLOWED and not path.startswith((*BY_RUNNING, *BY_PROGRAM))
+    path: info
+    for path, info in (ALL | CRITIC | TEACHER).items()
+    if path not in ALLOWED and not path.startswith((*BY_RUNNING, *BY_PROGRAM, BY_JOINING))
 }
 
 
@@ -370,6 +377,15 @@ def test_no_two_algorithms_do_the_same(task: dict[str, Any], folder: Path):
 @pytest.mark.parametrize("path", BY_PROGRAM)
 def test_b127_a_field_changes_the_program(task: dict[str, Any], folder: Path, path: str):
     assert without_effect(task, path, ALL[path], lambda options: {"program": program(options, folder)}) == []
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path.startswith(BY_JOINING)])
+def test_b127_a_field_changes_how_processes_are_joined(task: dict[str, Any], path: str):
+    def asked(options: Any) -> Any:
+        config = Config.model_validate(options).cluster.distributed
+        return {} if config is None else arguments(config)
+
+    assert without_effect(task, path, ALL[path], asked) == []
 
 
 @pytest.fixture(scope="module")

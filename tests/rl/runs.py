@@ -15,7 +15,9 @@ from burnish.observe.metrics import Metric
 from burnish.rewards.manager import RewardSpec
 from burnish.rl.batch import TokenBatch
 from burnish.rl.cluster import RLCluster
+from burnish.rl.fleet import ALONE, Fleet
 from burnish.rl.learners import GRPOLearner
+from burnish.sync.reshard import on_host
 from burnish.train.step import MicroBatch
 
 ROWS = [{"prompt": f"{i}{(7 * i) % 10}", "answer": str((7 * i) % 10)} for i in range(10)]
@@ -35,8 +37,8 @@ class RecordingCluster(RLCluster):
         params, pairs = (self.state.trainable, None) if self._scale is None else (self._base, self.state.trainable)
         for batch, *_ in micro_batches:
             self.batches.append(batch)
-            apart = np.abs(np.asarray(self._score(params, pairs, batch)) - np.asarray(batch.sampler_logps))
-            self.worst_mismatch.append(float(apart[np.asarray(batch.mask)].max()))
+            apart = np.abs(on_host(self._score(params, pairs, batch)) - on_host(batch.sampler_logps))
+            self.worst_mismatch.append(float(apart[on_host(batch.mask)].max()))
         metrics = super().update_actor(micro_batches, count=count, step=step)
         self.updates.append(metrics)
         return metrics
@@ -65,6 +67,7 @@ def make_learner(
     cluster: dict[str, Any] | None = None,
     learning_rate: float = 1e-2,
     sinks: Sequence[Any] = (),
+    fleet: Fleet = ALONE,
     seed: int = 3,
 ) -> GRPOLearner:
     """Batches of 4 prompts × 4 samples of at most 4 ids. axes: the actor's, where that is all that is said of meshes; else `cluster`."""
@@ -78,6 +81,7 @@ def make_learner(
         cluster=meshes,
         rollout=RolloutConfig(sampling={"max_tokens": 4, **(sampling or {})}, **limits),
         training=TrainingConfig(**sizes),
+        fleet=fleet,
         seed=seed,
     )
     return GRPOLearner(

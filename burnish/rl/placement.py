@@ -56,12 +56,12 @@ class Place:
     @property
     def where(self) -> str:
         """Its devices alone."""
-        return _ranges(self.devices)
+        ranges = _ranges(self.devices)
+        return ranges if self.processes == 1 else f"{ranges} of {self.processes} processes"
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name} {size}" for name, size in self.axes)
-        where = self.where if self.processes == 1 else f"{self.where} of {self.processes} processes"
-        return f"{where} ({axes})" if axes else where
+        return f"{self.where} ({axes})" if axes else self.where
 
 
 Holding = Literal["own", "shared", "copy", "resharded", "elsewhere"]

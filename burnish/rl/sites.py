@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,13 +78,13 @@ def sites(placement: Placement) -> dict[Role, Site]:
     }
 
 
-def make_mesh(place: Place) -> Mesh | None:
-    """The mesh of a place; None for the first device alone."""
+def make_mesh(place: Place, local: Callable[[int], Sequence[Any]] = jax.local_devices) -> Mesh | None:
+    """The mesh of a place; None for the first device alone. local: the devices of a process."""
     if place.devices == (0,) and place.processes == 1:
         return None
     axes = place.axes or (("data", 1),)
     owners = [jax.process_index()] if place.processes == 1 else range(place.processes)
-    devices = np.array([jax.local_devices(owner)[index] for owner in owners for index in place.devices]).reshape([size for _, size in axes])
+    devices = np.array([local(owner)[index] for owner in owners for index in place.devices]).reshape([size for _, size in axes])
     return Mesh(devices, tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
 
 

@@ -135,7 +135,7 @@ def actors(run: PlannedRun, cluster: RLCluster) -> tuple[list[ProgramMemory], li
         of_reference.append(xla("score", bare(reference._score), reference.params, None, reference._site.take(asked)))
         ref = cluster.get_ref_per_token_logps(asked)
     if size is not None:  # as `rl.scoring` puts passes of another size together
-        old, ref = (None if x is None else jax.numpy.zeros(batch.mask.shape) for x in (old, ref))
+        old, ref = (None if x is None else cluster.place(jax.numpy.zeros(batch.mask.shape)) for x in (old, ref))
     assert cluster._steps is not None
     return [*found, *updates(run, cluster._steps, cluster.state, cluster._base, MicroBatch(batch, old, ref))], of_reference
 

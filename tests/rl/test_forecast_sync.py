@@ -9,13 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh
 
 from burnish.config.schema import Config
 from burnish.models.model import Model
+from burnish.models.sharding import shardings
+from burnish.models.transformer import spec
 from burnish.rl.cluster import RLCluster
 from burnish.rl.forecast.report import Forecast, planned
-from burnish.rl.forecast.run import PlannedRun
+from burnish.rl.forecast.run import PlannedRun, declared
 from burnish.rl.forecast.transfer import SyncForecast, sync_forecast
+from burnish.rl.placement import Role
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from burnish.train.state import leaf_names
 
@@ -53,16 +57,16 @@ def loaded(run: PlannedRun) -> RLCluster:
     return cluster
 
 
-def lacking(leaf: jax.Array, place: jax.sharding.Sharding) -> int:
-    """Bytes that a leaf's new places don't hold yet, one number at a time: what no plan could do without."""
-    held = leaf.sharding.devices_indices_map(leaf.shape)
+def lacking(shape: tuple[int, ...], source: jax.sharding.Sharding, place: jax.sharding.Sharding) -> int:
+    """Bytes of float32 that a leaf's new places don't hold yet, one number at a time: what no plan could do without."""
+    held = source.devices_indices_map(shape)
     missing = 0
-    for device, index in place.devices_indices_map(leaf.shape).items():
-        needed = np.zeros(leaf.shape, bool)
+    for device, index in place.devices_indices_map(shape).items():
+        needed = np.zeros(shape, bool)
         needed[index] = True
         if device in held:
             needed[held[device]] = False
-        missing += int(needed.sum()) * leaf.dtype.itemsize
+        missing += int(needed.sum()) * 4
     return missing
 
 
@@ -85,7 +89,7 @@ def test_bytes_of_every_link_are_those_of_a_sync(folder: Path, name: str, monkey
         names = [name if cluster._base is None else f"adapter.{name}" for name in leaf_names(cluster.state.trainable)]
         places = cluster.engine._layout.places  # type: ignore[attr-defined]
         leaves = jax.tree.leaves(cluster.state.trainable)
-        missing = sum(lacking(leaf, places[name]) for name, leaf in zip(names, leaves, strict=True))
+        missing = sum(lacking(leaf.shape, leaf.sharding, places[name]) for name, leaf in zip(names, leaves, strict=True))
         monkeypatch.setattr(jax, "device_put", counting)
         cluster.sync_weights()
     finally:
@@ -103,3 +107,26 @@ def test_the_busiest_link_and_device_and_their_seconds() -> None:
     assert SyncForecast({}, published=2048).text(rate=1.0).startswith("Nothing crosses") and "2.00 KiB" in SyncForecast({}, 2048).text(
         rate=1.0
     )
+
+
+def test_each_of_several_processes_lacks_what_its_own_engine_needs(folder: Path) -> None:
+    two = {"cluster": {"actor": {"axes": {"data": 2, "fsdp": 4}}, "distributed": {"num_processes": 2}}}
+    run = plan(folder, two)
+    actor, rollout = run.placement[Role.ACTOR], run.placement[Role.ROLLOUT]
+    assert (str(actor.place), str(rollout.place)) == ("0-3 of 2 processes (data 2, fsdp 4)", "0-3 (data 2, tp 2)")
+    specs, missing = spec(run.models[Role.ACTOR]), 0
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    for mine in (jax.devices()[:4], jax.devices()[4:]):
+        engine = Mesh(np.array(mine).reshape(2, 2), ("data", "tp"), axis_types=(AxisType.Auto,) * 2)
+        for leaf, start, end in zip(
+            declared(specs), jax.tree.leaves(shardings(specs, mesh)), jax.tree.leaves(shardings(specs, engine)), strict=True
+        ):
+            missing += lacking(leaf.shape, start, end)
+    assert sync_forecast(run).total == missing > 0
+
+
+def test_devices_that_processes_cannot_share_are_refused(folder: Path) -> None:
+    found = Forecast()
+    config = Config.model_validate({"model": {"path": str(folder)}, "cluster": {"distributed": {"num_processes": 3}}})
+    assert planned(found, config, base=folder, num_devices=8) is None
+    assert found.problems == ["3 processes (cluster.distributed.num_processes) can't share 8 devices evenly: plan for others"]

@@ -29,7 +29,7 @@ from burnish.models.weights import load_config
 from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.forecast.memory import memory, memory_table, over_budget, programs_table
-from burnish.rl.forecast.run import PlannedRun, declared
+from burnish.rl.forecast.run import PlannedRun, declared, devices_of
 from burnish.rl.forecast.timeline import timeline
 from burnish.rl.forecast.transfer import sync_forecast
 from burnish.rl.learner import anchored, planned_updates
@@ -98,13 +98,14 @@ def planned(found: Forecast, config: Config, *, base: Path, num_devices: int) ->
         found.attempt(lambda: planned_updates(algorithm, config.training, plan, critic))
         found.sections.append(("Batches", plan.table()))
     models = found.attempt(lambda: read_models(config))
-    placed = None if models is None else found.attempt(lambda: place(config, models, num_devices))
-    if models is None or placed is None:
+    local = found.attempt(lambda: _local_devices(config, num_devices))
+    placed = None if models is None or local is None else found.attempt(lambda: place(config, models, local))
+    if models is None or placed is None or local is None:
         return None
     found.sections.insert(0, ("Run", _summary(config, models.actor, num_devices)))
     found.sections.append(("Placement", placed.table()))
-    _note_idle(found, placed, num_devices)
-    meshes = _meshes(found, placed, models)
+    _note_idle(found, placed, local)
+    meshes = _meshes(found, placed, models, local)
     if algorithm is None or plan is None or meshes is None:
         return None
     return PlannedRun(
@@ -115,18 +116,19 @@ def planned(found: Forecast, config: Config, *, base: Path, num_devices: int) ->
         placement=placed,
         models={role: _architecture(models, role) for role in placed.roles},
         meshes=meshes,
+        local_devices=local,
         reward_dtype=models.reward_dtype,
     )
 
 
 def _summary(config: Config, model: ModelConfig, num_devices: int) -> str:
     billions = sum(math.prod(leaf.shape) for leaf in declared(transformer.spec(model))) / 1e9
-    lora = config.model.lora
+    lora, processes = config.model.lora, _num_processes(config)
     trained = "every weight is trained" if lora is None else f"an adapter of rank {lora.rank} is trained"
+    devices = f"{num_devices} device{'s' * (num_devices != 1)}" + (f" of {processes} processes" if processes > 1 else "")
     return (
         f"{config.model.path}: {model.family}, {model.num_layers} layers of width {model.width}, {billions:.3g} billion weights\n"
-        f"{config.algorithm.name}; {trained}; products in {resolve_precision(config.model.precision)}; planned for {num_devices} "
-        f"device{'s' * (num_devices != 1)}"
+        f"{config.algorithm.name}; {trained}; products in {resolve_precision(config.model.precision)}; planned for {devices}"
     )
 
 
@@ -147,11 +149,26 @@ def read_models(config: Config) -> Models:
     return Models(actor, critic, reward, dtype, teacher)
 
 
-def place(config: Config, models: Models, num_devices: int) -> Placement:
-    """Where everything goes, with a reference where the penalty needs one."""
+def _num_processes(config: Config) -> int:
+    """Of the run, as far as the configuration says."""
+    return 1 if config.cluster.distributed is None else config.cluster.distributed.num_processes or 1
+
+
+def _local_devices(config: Config, num_devices: int) -> int:
+    processes = _num_processes(config)
+    if num_devices % processes:
+        raise UserError(
+            f"{processes} processes (cluster.distributed.num_processes) can't share {num_devices} devices evenly: plan for others"
+        )
+    return num_devices // processes
+
+
+def place(config: Config, models: Models, local_devices: int) -> Placement:
+    """Where everything goes, with a reference where the penalty needs one. local_devices: of each process."""
     return placement(
         config.cluster,
-        num_devices=num_devices,
+        num_devices=local_devices,
+        num_processes=_num_processes(config),
         model=models.actor,
         lora=config.model.lora,
         precision=resolve_precision(config.model.precision),
@@ -177,9 +194,10 @@ def _architecture(models: Models, role: Role) -> ModelConfig:
     return own
 
 
-def _meshes(found: Forecast, placed: Placement, models: Models) -> Mapping[Role, Mesh | None] | None:
-    """The meshes of all roles; None, with every reason, where one doesn't divide its model."""
-    meshes = {role: make_mesh(its.place) for role, its in placed.roles.items()}
+def _meshes(found: Forecast, placed: Placement, models: Models, local: int) -> Mapping[Role, Mesh | None] | None:
+    """The meshes of all roles, of what each process has for itself the first's; None, with every reason, where one doesn't divide its
+    model."""
+    meshes = {role: make_mesh(its.place, lambda process: devices_of(process, local)) for role, its in placed.roles.items()}
     before = len(found.problems)
     for role, mesh in meshes.items():
         if mesh is not None:
@@ -212,7 +230,8 @@ def _measure(found: Forecast, run: PlannedRun, rate: float, budget: int | None) 
 def _note_idle(found: Forecast, placed: Placement, num_devices: int) -> None:
     used = {device for role in placed.roles.values() for device in role.place.devices}
     if len(used) < num_devices:
-        found.notes.append(f"{num_devices - len(used)} of {num_devices} devices have no role")
+        of = "" if placed[Role.ACTOR].place.processes == 1 else " of each process"
+        found.notes.append(f"{num_devices - len(used)} of {num_devices} devices{of} have no role")
 
 
 def _note_padding(found: Forecast, run: PlannedRun) -> None:

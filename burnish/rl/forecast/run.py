@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ Shaped = Any
 @dataclass(frozen=True)
 class PlannedRun:
     """algorithm: with the scores that it will need. models: the architecture of every role; meshes: None is the first device alone.
-    reward_dtype: of the reward model's stored weights."""
+    local_devices: of each process, all of which are parts of this one. reward_dtype: of the reward model's stored weights."""
 
     config: Config
     algorithm: Algorithm
@@ -43,6 +43,7 @@ class PlannedRun:
     placement: Placement
     models: Mapping[Role, ModelConfig]
     meshes: Mapping[Role, Mesh | None]
+    local_devices: int
     reward_dtype: Any = None
 
     @property
@@ -91,6 +92,11 @@ class PlannedRun:
             kept=kept,
         )
         return longest.covering(BatchShape(bucket(prompts, multiple=multiple), 0, 0, 0, 0))
+
+
+def devices_of(process: int, count: int) -> Sequence[Any]:
+    """Those of this process's devices that stand for the `count` devices of another."""
+    return jax.local_devices()[process * count : (process + 1) * count]
 
 
 def truncates(sampling: SamplingConfig) -> bool:

@@ -27,7 +27,7 @@ def timeline(run: PlannedRun) -> str:
     lines = [["role", "devices", *map(str, range(1, len(columns) + 1))]]
     for role, placed in run.placement.roles.items():
         if any(role in column for column in columns):
-            lines.append([str(role), str(placed.place).partition(" (")[0], *(column.get(role, "") for column in columns)])
+            lines.append([str(role), placed.place.where, *(column.get(role, "") for column in columns)])
     return "\n".join([aligned(lines), *_words(run, columns)])
 
 

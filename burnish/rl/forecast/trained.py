@@ -138,9 +138,9 @@ def _scoring_batch(run: PlannedRun, role: Role) -> Shaped:
 
 
 def _answer(run: PlannedRun, scored: Shaped, batch: Any) -> Shaped:
-    """Log-probs on their way into an update; those of passes of another size come by the host, and the compiler places them."""
+    """Log-probs on their way into an update; those of passes of another size come by the host."""
     by_host = run.config.training.compute_logps_micro_batch_size is not None
-    return jax.ShapeDtypeStruct(batch.mask.shape, jnp.float32) if by_host else scored
+    return rows(batch.mask.shape, jnp.float32, run.meshes[Role.ACTOR]) if by_host else scored
 
 
 def _reference_answer(run: PlannedRun, own: Shaped, batch: Any) -> Shaped:

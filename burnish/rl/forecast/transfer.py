@@ -1,14 +1,15 @@
 """What a sync of weights moves: `sync.plan` of every leaf that the actor publishes, summed over links, before there is a leaf.
 
 Owns the sum and its words. The engine cuts leaves by the rule that cuts the trainer's (`models.sharding`), and each goes there by its plan
-(`sync.reshard`), so what is planned here is what crosses.
+(`sync.reshard`), so what is planned here is what crosses. Of several processes each lacks as much, but one program over all of them brings
+it, by ways of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from burnish.models import transformer
 from burnish.models.lora import adapter_spec
 from burnish.models.sharding import shardings
-from burnish.rl.forecast.run import PlannedRun, declared
+from burnish.rl.forecast.run import PlannedRun, declared, devices_of
 from burnish.rl.forecast.units import aligned, seconds, size
 from burnish.rl.placement import Role
+from burnish.rl.sites import make_mesh
 from burnish.sync.plan import plan
 
 _MASTER_BYTES = 4
@@ -67,16 +69,18 @@ def sync_forecast(run: PlannedRun) -> SyncForecast:
     """The plan of one sync."""
     config, lora = run.models[Role.ACTOR], run.config.model.lora
     specs = transformer.spec(config) if lora is None else adapter_spec(config, rank=lora.rank, targets=lora.targets)
-    source, target = (_places(specs, run.meshes[role]) for role in (Role.ACTOR, Role.ROLLOUT))
     index = {device: number for number, device in enumerate(jax.local_devices())}
     links: Counter[tuple[int, int]] = Counter()
-    leaves = declared(specs)
-    for leaf, start, end in zip(leaves, source, target, strict=True):
-        for (a, b), crossing in plan(leaf.shape, _MASTER_BYTES, start, end).bytes_by_link().items():
-            links[index[a], index[b]] += crossing
+    leaves, source = declared(specs), _places(specs, run.meshes[Role.ACTOR], devices_of(0, run.local_devices))
+    for process in range(run.placement[Role.ACTOR].place.processes):  # each has an engine
+        own = devices_of(process, run.local_devices)
+        target = _places(specs, make_mesh(run.placement[Role.ROLLOUT].place, lambda _, own=own: own), own)
+        for leaf, start, end in zip(leaves, source, target, strict=True):
+            for (a, b), crossing in plan(leaf.shape, _MASTER_BYTES, start, end).bytes_by_link().items():
+                links[index[a], index[b]] += crossing
     return SyncForecast(links, _MASTER_BYTES * sum(math.prod(leaf.shape) for leaf in leaves))
 
 
-def _places(specs: Any, mesh: Mesh | None) -> list[Sharding]:
-    alone = SingleDeviceSharding(jax.local_devices()[0])
+def _places(specs: Any, mesh: Mesh | None, local: Sequence[Any]) -> list[Sharding]:
+    alone = SingleDeviceSharding(local[0])
     return [alone] * len(declared(specs)) if mesh is None else jax.tree.leaves(shardings(specs, mesh))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from burnish.checkpoint import store
 from burnish.observe.run_folder import read_status
@@ -96,6 +97,8 @@ def test_ppo_stopped_in_two_processes_goes_on_in_one(task: Path) -> None:
     done = store.committed(runs / "broken" / "checkpoints")[-1]
     assert 2 <= done < 6
     assert read_status(runs / "broken")["exit_code"] == 75
+    kept = yaml.safe_load((runs / "broken" / "config.yaml").read_text())["cluster"]["distributed"]
+    assert (kept["num_processes"], kept["process_id"]) == (2, None), "which process has written it is no part of the run"
     [(code, _, err)] = finish([start(command(task, "broken", *PPO, "training.max_steps=6", "--resume"), devices=1)])
     assert code == 0, err
     [(code, _, err)] = finish([start(command(task, "whole", *PPO, "training.max_steps=6"), devices=1)])

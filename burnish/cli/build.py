@@ -220,7 +220,7 @@ def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
 def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     """The same configuration with the files that it names by their absolute paths: what a run keeps must mean the same from anywhere.
 
-    Sources of prompts keep their names, from which their order is made.
+    Sources of prompts keep their names, from which their order is made. Which of its processes this is, is no part of a run.
     """
     base = resolved.base
 
@@ -239,6 +239,8 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     if isinstance(tools := values["agent"]["options"].get("tool_map"), dict):
         values["agent"]["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
+    if values["cluster"].get("distributed") is not None:
+        values["cluster"]["distributed"]["process_id"] = None
     return dataclasses.replace(resolved, config=type(resolved.config).model_validate(walk(values)))
 
 

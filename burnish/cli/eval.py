@@ -29,9 +29,10 @@ def run(args: argparse.Namespace) -> int:
     from burnish.cli.result import load_result
     from burnish.models.model import Model
 
-    # Nothing is trained here, so there is no adapter beside the weights: a run's own is merged into them.
+    # Nothing is trained here, so there is no adapter beside the weights: a run's own is merged into them. And this process is alone.
     model = resolved.config.model.model_copy(update={"lora": None})
-    resolved = dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": model}))
+    cluster = resolved.config.cluster.model_copy(update={"distributed": None})
+    resolved = dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": model, "cluster": cluster}))
 
     def load_model(base: Path, **options: Any) -> Model:
         return Model.load(base, **options) if run_folder is None else load_result(run_folder, **options)

@@ -100,8 +100,8 @@ class _Run(Generic[AnyConfig]):
 
     def has_work(self) -> bool:
         """Whether anything is left to do. Raises UserError where it can't be, ProcessesDiffer where another process was asked otherwise."""
-        asked = self._kept.config.model_dump(exclude={"cluster": {"distributed": {"process_id"}}})
-        wait_for(require_same(self._fleet, "learner", "configurations (digest)", digest(sorted(asked.items()))))
+        asked = digest(sorted(self._kept.config.model_dump().items()))
+        wait_for(require_same(self._fleet, "learner", "configurations (digest)", asked))
         # The first process has looked whether there is a folder; another may have come when it was made.
         self._resuming = leaders(self._fleet, "learner", self._resuming)
         self._step = leaders(self._fleet, "learner", self._step)

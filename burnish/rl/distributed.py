@@ -31,8 +31,8 @@ from burnish.rl.fleet import ALONE, Fleet, PeerFailed, PeerLost
 from burnish.rollout.engine import wait_for
 
 _ROOT, _STATE = "burnish", "burnish/state/"
-_SILENCE, _BEATS = 0.7, 20
-"""Of `heartbeat_timeout_s`: the part after which a silent process is lost, and how often it speaks in the whole."""
+_SILENCE, _BEATS, _PAUSE_S = 0.7, 20, 1.0
+"""Of `heartbeat_timeout_s`: the part after which a silent process is lost, and how often it speaks in the whole; at most so far apart."""
 _FROM_A_PEERS_END = ("Gloo", "NCCL", "UNAVAILABLE", "coordination service")
 """What errors of collectives say whose other side is gone."""
 
@@ -42,9 +42,10 @@ class Processes(Fleet):
 
     def __init__(self, client: Any, *, index: int, count: int, limit_s: float) -> None:
         self.index, self.count = index, count
-        self._client, self._limit_s = client, limit_s
+        self._client, self._limit_s, self._pause_s = client, limit_s, min(limit_s / _BEATS, _PAUSE_S)
         self._turns: dict[str, int] = {}
         self._verdict: BurnishError | None = None
+        self._lost_peer: int | None = None
         self._stopping = False
         self._listener: Callable[[], None] | None = None
         self._last_words: Callable[[int, str], None] = lambda code, cause: None
@@ -76,7 +77,7 @@ class Processes(Fleet):
         if self._verdict is None and any(word in str(error) for word in _FROM_A_PEERS_END):
             deadline = time.monotonic() + self._limit_s
             while self._verdict is None and time.monotonic() < deadline:
-                time.sleep(self._limit_s / _BEATS / 2)
+                time.sleep(self._pause_s)
         return error if self._verdict is None else self._verdict
 
     async def _get(self, key: str) -> bytes:
@@ -97,13 +98,13 @@ class Processes(Fleet):
     def _watch(self) -> None:
         heard: dict[int, tuple[str, float]] = {i: ("", time.monotonic()) for i in range(self.count) if i != self.index}
         beat, told = 0, False
-        while not self._ended.wait(self._limit_s / _BEATS):
+        while not self._ended.wait(self._pause_s):
             beat += 1
             try:
                 self._say("beat", str(beat))
                 if self._stopping:
                     self._say("stop", "")
-                state = {key.removeprefix(_STATE): value for key, value in self._client.key_value_dir_get(_STATE)}
+                state = self._state()
             except jax.errors.JaxRuntimeError as error:
                 self._verdict = self._verdict or self._lost(0, str(error))
                 state = {}
@@ -114,6 +115,7 @@ class Processes(Fleet):
                 if (now := state.get(f"beat/{peer}", last)) != last:
                     heard[peer] = now, time.monotonic()
                 elif time.monotonic() - since > _SILENCE * self._limit_s:
+                    self._lost_peer = peer
                     self._verdict = self._verdict or self._lost(peer, f"no word for {time.monotonic() - since:.1f} s")
                 if (cause := state.get(f"failed/{peer}")) is not None:
                     self._verdict = self._verdict or PeerFailed(f"process {peer} of {self.count} has failed, so this one ends: {cause}")
@@ -131,6 +133,9 @@ class Processes(Fleet):
 
     def _say(self, what: str, value: str) -> None:
         self._client.key_value_set(f"{_STATE}{what}/{self.index}", value, allow_overwrite=True)
+
+    def _state(self) -> dict[str, str]:
+        return {key.removeprefix(_STATE): value for key, value in self._client.key_value_dir_get(_STATE)}
 
     def _lost(self, peer: int, why: str) -> PeerLost:
         return PeerLost(
@@ -153,10 +158,20 @@ class Processes(Fleet):
                 self._say("failed", f"{type(error).__name__}: {error} (on {socket.gethostname()})"[:2000])
         self._end()
         if isinstance(error, PeerLost):
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._say("left", "")
+                self._let_others_leave()
             atexit.register(_leave_without_goodbye, error.exit_code)  # jax's own end waits for the process that is gone
         else:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 jax.distributed.shutdown()
+
+    def _let_others_leave(self) -> None:
+        """With the first process the store goes, and jax ends whoever is still there."""
+        deadline = time.monotonic() + (1 - _SILENCE) * self._limit_s
+        staying = {f"left/{other}" for other in range(self.count) if other != self._lost_peer}
+        while self.leads and time.monotonic() < deadline and staying - self._state().keys():
+            time.sleep(self._pause_s)
 
     def _end(self) -> None:
         self._ended.set()

@@ -70,8 +70,8 @@ def test_a_run_leaves_what_it_promises_and_can_be_evaluated_and_talked_to(
     assert code == 2 and "another run's files" in err
 
 
-def test_eval_of_a_configuration_is_the_untrained_model(task: Path, shell: Shell) -> None:
-    code, out, _ = shell("eval", task)
+def test_eval_of_a_configuration_is_the_untrained_model_in_one_process(task: Path, shell: Shell) -> None:
+    code, out, _ = shell("eval", task, "cluster.distributed={coordinator: 'node0:1', num_processes: 2, process_id: 1}")
     assert code == 0 and "greedy: " in out and "% of 6" in out
     assert not Path("runs").exists()
 

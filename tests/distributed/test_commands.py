@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from burnish.checkpoint import store
 from burnish.observe.run_folder import read_status
@@ -27,7 +28,7 @@ def hits(completions, answer):
     time.sleep(0.3)
     return [text.count(gold) + 0.01 * len(text) for text, gold in zip(completions, answer)]
 """
-PPO = ["algorithm.name=ppo", "algorithm.num_generations=2", "training.compare=false", "checkpoint.every=1"]
+PPO = ["algorithm.name=ppo", "algorithm.num_generations=2", "training.compare=false", "checkpoint.every=1", "reward_model.weight=0.5"]
 ENDLESS = ["model.lora={rank: 2, targets: [q, v]}", "training.compare=false", "training.max_steps=1000"]
 
 
@@ -37,11 +38,13 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_model(model, config=tiny_config(width=16), alphabet="0123456789", scale=5.0)
     task = write_task(tmp_path_factory.mktemp("task"), model)
     (task.parent / "grade.py").write_text(SLOW_GRADE)
+    write_tiny_model(task.parent / "judge", config=tiny_config(width=16), alphabet="0123456789", classifier=True, seed=1)
     return task
 
 
 def command(task: Path, run: str, *more: str) -> list[str]:
-    return ["-m", "burnish", "train", str(task), f"run.folder={task.parent / 'runs'}", f"run.name={run}", *more]
+    judge = [f"reward_model.path={task.parent / 'judge'}"] if "algorithm.name=ppo" in more else []
+    return ["-m", "burnish", "train", str(task), f"run.folder={task.parent / 'runs'}", f"run.name={run}", *judge, *more]
 
 
 def start_both(task: Path, run: str, *more: str, faults: tuple[str, str] = ("", "")) -> list[subprocess.Popen[str]]:
@@ -75,9 +78,10 @@ def rows(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
-def losses(folder: Path) -> list[tuple[float, float]]:
+def measured(folder: Path) -> list[list[float]]:
+    names = ("policy/loss", "critic/loss", "reward/mean", "reward_model/scored", "stop/length", "length/sampled_mean")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["policy/loss"], line["critic/loss"]) for line in lines]
+    return [[line[name] for name in names] for line in lines]
 
 
 def test_ppo_stopped_in_two_processes_goes_on_in_one(task: Path) -> None:
@@ -93,12 +97,14 @@ def test_ppo_stopped_in_two_processes_goes_on_in_one(task: Path) -> None:
     done = store.committed(runs / "broken" / "checkpoints")[-1]
     assert 2 <= done < 6
     assert read_status(runs / "broken")["exit_code"] == 75
+    kept = yaml.safe_load((runs / "broken" / "config.yaml").read_text())["cluster"]["distributed"]
+    assert (kept["num_processes"], kept["process_id"]) == (2, None), "which process has written it is no part of the run"
     [(code, _, err)] = finish([start(command(task, "broken", *PPO, "training.max_steps=6", "--resume"), devices=1)])
     assert code == 0, err
     [(code, _, err)] = finish([start(command(task, "whole", *PPO, "training.max_steps=6"), devices=1)])
     assert code == 0, err
     assert rows(runs / "broken") == rows(runs / "whole") and len(rows(runs / "whole")) == 6
-    for found, expected in zip(losses(runs / "broken"), losses(runs / "whole"), strict=True):
+    for found, expected in zip(measured(runs / "broken"), measured(runs / "whole"), strict=True):
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 

@@ -17,16 +17,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVALUATED = [{"prompt": text, "answer": "1"} for text in ("5", "66", "7")]
 RUNS: dict[str, dict[str, Any]] = {
-    # Pieces of every weight in both processes; two updates a step, a reference, an anchor.
+    # Pieces of every weight in both processes; two updates a step; a reference, an anchor and moments that wait in the host's memory.
     "every weight": {
-        "cluster": {"actor": {"axes": {"fsdp": 4}}},
+        "cluster": {"actor": {"axes": {"fsdp": 4}}, "offload_to_cpu": ["actor", "reference"]},
         "training": {"max_steps": 2, "mini_batch_size": 2},
         "algorithm": {"beta": 0.1},
     },
     # Three prompts a step for two processes, handed out one by one, so one of them has nothing to sample each time; lengths differ, rows of
     # padding fill up; and of ten rows the last isn't a whole batch.
     "adapter": {
-        "cluster": {"actor": {"axes": {"data": 2, "tp": 2}}},
+        "cluster": {"actor": {"axes": {"data": 2, "tp": 2}}, "canary": True},
         "lora": {"rank": 2, "alpha": 4, "targets": ["q", "down"]},
         "training": {"max_steps": 5, "batch_size": 3, "rollout_micro_batch_size": 1, "tokens_per_device": 64, "compare": True},
         "eval_ds": EVALUATED,

@@ -129,6 +129,30 @@ def test_a_process_that_is_stuck_in_a_collective_leaves_within_the_limit() -> No
     assert code == 1 and "error: process 1 of 2 is gone (no word for" in err
 
 
+THREE = """
+import os, signal, sys
+from burnish.config.schema import DistributedConfig
+from burnish.rl.distributed import joined
+from burnish.rl.fleet import all_say
+
+index, port, limit = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+with joined(DistributedConfig(coordinator=f"127.0.0.1:{port}", num_processes=3, process_id=index, heartbeat_timeout_s=limit)) as fleet:
+    all_say(fleet, "t", index)
+    if index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    all_say(fleet, "t", index)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_process_goes_last_of_those_that_have_lost_one() -> None:
+    """Else jax would end the others before they have said why."""
+    port = free_port()
+    *left, _ = finish([start(["-c", THREE, str(index), str(port), str(LIMIT_S)]) for index in range(3)])
+    for code, _, err in left:
+        assert code == 1 and "PeerLost: process 2 of 3 is gone (no word for" in err and "fatal errors" not in err, err
+
+
 @pytest.mark.slow
 def test_processes_that_were_asked_for_different_runs_refuse_to_begin(tmp_path: Any) -> None:
     port = free_port()

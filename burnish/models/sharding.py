@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from burnish.config.errors import UserError
 from burnish.models.config import ModelConfig
+from burnish.models.rows import ROW_AXES
 from burnish.models.transformer import ParamSpec
 
 MESH_AXES = ("data", "fsdp", "tp")
@@ -65,4 +66,4 @@ def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of a batch: spread over `data` and `fsdp`."""
-    return NamedSharding(mesh, PartitionSpec(tuple(axis for axis in ("data", "fsdp") if axis in mesh.shape)))
+    return NamedSharding(mesh, PartitionSpec(tuple(axis for axis in ROW_AXES if axis in mesh.shape)))

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision, RopeConfig
+from burnish.models.rows import keep_rows
 
 Params = dict[str, Any]
 Remat = bool | Literal["nested"]
@@ -338,6 +339,7 @@ def forward(
             return attention(q, k, v, visibility, precision=precision), None
 
         layer, pairs = weights
+        x = keep_rows(x)
         own = None if pairs is None else Adapter(pairs, scale)
         return block(config, layer, x, angles, attend, adapter=own, precision=precision, mlp_parts=mlp_parts)[0]
 

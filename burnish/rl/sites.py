@@ -38,11 +38,11 @@ class Site:
     dispatch: Lock
 
     def in_turn(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The program, started while no other thread starts one on these devices."""
+        """The program, started while no other thread starts one on these devices, and knowing the mesh that they are (`models.rows`)."""
 
         @functools.wraps(program)
         def start(*args: Any) -> Any:
-            with self.dispatch:
+            with self.dispatch, on(self.mesh):
                 return program(*args)
 
         return start
@@ -63,6 +63,11 @@ class Site:
             alone = _first_device()
             return jax.tree.map(lambda x: x if x.devices() == alone.device_set else reshard(x, alone), params)
         return jax.tree.map(placed, params, shardings(specs, self.mesh))
+
+
+def on(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """What programs are traced and started under that are to know the mesh they run on."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def sites(placement: Placement) -> dict[Role, Site]:
@@ -109,4 +114,4 @@ def _first_device() -> Sharding:
     return SingleDeviceSharding(jax.local_devices()[0])
 
 
-__all__ = ["Site", "make_mesh", "place_of", "sites"]
+__all__ = ["Site", "make_mesh", "on", "place_of", "sites"]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from burnish.config.schema import Config
 from burnish.models.model import Model
@@ -21,6 +21,7 @@ from burnish.rl.forecast.report import Forecast, planned
 from burnish.rl.forecast.run import PlannedRun, token_batch
 from burnish.rl.forecast.units import size
 from burnish.rl.placement import Role
+from burnish.rl.sites import on
 from burnish.rollout.native.cache import Spread, allocate, capacity_for
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from burnish.train.step import MicroBatch
@@ -86,8 +87,10 @@ def loaded(run: PlannedRun) -> RLCluster:
 
 
 def xla(name: str, program: Any, *args: Any) -> ProgramMemory:
-    """What XLA says of a program for arguments that exist."""
-    found = program.lower(*args).compile().memory_analysis()
+    """What XLA says of a program for arguments that exist, traced as the run traces it."""
+    meshes = [leaf.sharding.mesh for leaf in jax.tree.leaves(args) if isinstance(getattr(leaf, "sharding", None), NamedSharding)]
+    with on(meshes[0] if meshes else None):
+        found = program.lower(*args).compile().memory_analysis()
     sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.alias_size_in_bytes, found.temp_size_in_bytes)
     return ProgramMemory(name, *sizes, added=0)
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh, NamedSharding
 
 from burnish.rl.forecast.run import Shaped, bytes_on_a_device
+from burnish.rl.sites import on
 
 _QUICK = {
     "xla_backend_optimization_level": 0,
@@ -65,8 +67,11 @@ def measure(
     passing: those arguments that are there for its sake alone. with_gradients: whether summed gradients are among its arguments or outputs;
     new_gradients: bytes of those that are new outputs.
     """
-    traced = program.trace(*args, **static)
-    compiled = traced.lower().compile(compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
+    places = (leaf.sharding for leaf in jax.tree.leaves(args))
+    meshes = (place.mesh for place in places if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh))
+    with on(next(meshes, None)):
+        traced = program.trace(*args, **static)
+        compiled = traced.lower().compile(compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
     found = compiled.memory_analysis()
     memory = ProgramMemory(
         name,

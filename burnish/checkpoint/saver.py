@@ -45,7 +45,7 @@ class Saver:
 
     def __init__(self, folder: Path, config: CheckpointSection = CheckpointSection(), *, fleet: Fleet = ALONE) -> None:
         self.folder = folder
-        self._config, self._fleet = config, fleet
+        self._config, self.fleet = config, fleet
         if fleet.leads:
             self._open()
         self._thread: threading.Thread | None = None
@@ -77,14 +77,14 @@ class Saver:
     @property
     def newest_step(self) -> int:
         """The newest step that is on disk or on its way, as the first process knows it."""
-        return leaders(self._fleet, "learner", max(self._given, self.committed_step))
+        return leaders(self.fleet, "learner", max(self._given, self.committed_step))
 
     def is_due(self, step: int) -> bool:
         """Whether the configuration wants a checkpoint of `step`, or an earlier one is still owed."""
         minutes = (time.monotonic() - self._last_save) / 60
         by_count = self._config.every is not None and step % self._config.every == 0
         by_time = self._config.every_minutes is not None and minutes >= self._config.every_minutes
-        return leaders(self._fleet, "learner", by_count or by_time or self._failures > 0)
+        return leaders(self.fleet, "learner", by_count or by_time or self._failures > 0)
 
     def check_metrics(self, evaluations: Collection[str]) -> None:
         """Refuse to keep the best by an evaluation's metric that is none of `evaluations`, the names of all that the run will make."""
@@ -105,9 +105,9 @@ class Saver:
         if self._failures >= MAX_FAILURES:
             raise CheckpointError(f"{self._failures} saves to {self.folder} failed in a row, the last: {self._failure}") from self._failure
         with span("save.copy", step=step):
-            arrays = store.snapshot(tree, keep=self._fleet.leads)
+            arrays = store.snapshot(tree, keep=self.fleet.leads)
         self._last_save, self._given = time.monotonic(), step
-        if not self._fleet.leads:
+        if not self.fleet.leads:
             return
         self._unsaved = step, arrays, extra
         self._thread = threading.Thread(target=self._try, name="checkpoint")  # no daemon: the process doesn't end before it does

@@ -175,6 +175,8 @@ class RLLearner:
         if self._rollout.sampling.temperature == 0:
             raise UserError("rollout.sampling.temperature is 0: all samples of a group would be the same, and nothing could be learned")
         if saver is not None:
+            if saver.fleet is not self._fleet:
+                raise UserError("the saver is of other processes than the cluster: Saver(folder, …, fleet=cluster.fleet)")
             evaluates = self._training.compare or self._training.eval_every is not None
             saver.check_metrics({name for way in self._evaluation_samplings() for name in metric_names(way)} if evaluates else ())
         result, start = self._result, self._result.steps

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from burnish.checkpoint.saver import Saver
+from burnish.config.errors import UserError
+from burnish.rl.fleet import Fleet
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.distributed.processes import finish, free_port, start
 from tests.distributed.worker import measure
+from tests.rl.runs import make_learner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -115,3 +119,9 @@ def test_a_run_goes_on_in_another_number_of_processes(model: Path, both: Any, al
     assert_same_run(both["resumed"], rest(alone["every weight"]))
     resumed = measure(model, of_one_process(RUNS["every weight"]) | {"save": str(saved["both"]), "resume": 1})
     assert_same_run(resumed, rest(both["every weight"]))
+
+
+def test_a_saver_of_other_processes_is_refused(model: Path, tmp_path: Path) -> None:
+    """Each process would write for itself."""
+    with make_learner(model) as learner, pytest.raises(UserError, match="the saver is of other processes than the cluster"):
+        learner.train(saver=Saver(tmp_path, fleet=Fleet()))

@@ -79,6 +79,12 @@ class TrainedClusterSection(Section):
     actor: MeshSpec = MeshSpec()
     """Devices of the trained model; null axes and devices are one device."""
 
+    @model_validator(mode="after")
+    def _has_devices(self) -> TrainedClusterSection:
+        if self.actor.count is None:
+            raise ValueError("`actor` can't be placed by another role, as there is none: give it `axes` or `devices`")
+        return self
+
 
 class ProgressSection(Section):
     """What is shown while the run goes on."""

@@ -236,8 +236,9 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
 
     values = resolved.config.model_dump()
     values["data"] |= {key: [named(source) for source in values["data"][key]] for key in ("train", "eval")}
-    if isinstance(tools := values["agent"]["options"].get("tool_map"), dict):
-        values["agent"]["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
+    agent = values.get("agent", {"options": {}})  # runs on rows have none
+    if isinstance(tools := agent["options"].get("tool_map"), dict):
+        agent["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
     if values["cluster"].get("distributed") is not None:
         values["cluster"]["distributed"]["process_id"] = None

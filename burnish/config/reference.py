@@ -107,11 +107,9 @@ def _rows_runs() -> Iterator[str]:
     yield """# Supervised and preference runs
 
 `burnish sft` and `burnish dpo` read configurations of their own (`burnish config show --of sft`). `data`, `checkpoint` and `run` are as
-above, for rows in place of prompts (`docs/sft-and-preference.md`); `model` has `adapter` besides; the others are these.
+above, for rows in place of prompts (`docs/sft-and-preference.md`), and so is `model`; the others are these.
 """
-    shared = [row for name in ("model", "cluster", "observe") for row in rows(SFTConfig, only=name)]
-    above = {row[0] for row in rows(Config, only="model")}
-    yield _table(row for row in shared if row[0] not in above)
+    yield _table(row for name in ("cluster", "observe") for row in rows(SFTConfig, only=name))
     yield f"## `training` of these runs\n\n{RowsTrainingConfig.__doc__}\n"
     common = list(rows(RowsTrainingConfig, prefix="training."))
     yield _table(common)

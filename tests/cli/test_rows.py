@@ -83,7 +83,6 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_adapter(rows: Path, shell:
     ("command", "override", "message"),
     [
         ("sft", "model.path=''", "`model.path` isn't set"),
-        ("sft", "model.adapter=here", "set one of them"),
         ("sft", "data.train=[]", "`data.train` names no source"),
         ("sft", "data.eval=[]", "held-out"),
         ("sft", "training.batch_size=11", "10"),

@@ -42,7 +42,7 @@ OTHER: dict[str, list[Any]] = {
     "model.lora.rank": [3],
     "model.lora.alpha": [5.0],
     "model.lora.targets": [["q"]],
-    "model.adapter": ["adapter"],
+    "model.lora.path": ["adapter"],
     "data.train": [[{"path": "more.jsonl"}]],
     "data.train.0.path": ["more.jsonl"],
     "data.train.0.recipe": ["mine.py:more"],
@@ -80,7 +80,6 @@ OTHER: dict[str, list[Any]] = {
     "training.precompute_reference": [True],
 }
 WHERE: dict[str, dict[str, Any]] = {
-    "model.adapter": {"model.lora": None},
     "data.train.0.weight": {"data.train": [{"path": "train.jsonl"}, {"path": "more.jsonl"}]},
     **{f"data.{split}.0.{key}": {f"data.{split}": [{"recipe": "mine.py"}]} for split in ("train", "eval") for key in ("recipe", "options")},
     "training.overlong": {"training.max_tokens": 8},
@@ -116,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings["chat_template"] = "{% if hint %}{{ hint }}{% endif %}" + settings["chat_template"]
         (folder / name / "tokenizer_config.json").write_text(json.dumps(settings))
     model = Model.load(folder / "model")
-    save_adapter(folder / "adapter", model.config, init_adapter(model.config, LoraConfig(rank=2), jax.random.key(9)))
+    save_adapter(folder / "adapter", model.config, init_adapter(model.config, LoraConfig(rank=2, targets=("q", "v")), jax.random.key(9)))
     (folder / "mine.py").write_text(RECIPE)
     names: dict[str, Any] = {}
     exec(RECIPE, names)
@@ -138,9 +137,9 @@ def options(folder: Path) -> dict[str, Any]:
 def build(command: str, values: dict[str, Any], folder: Path) -> Trainer | str:
     """The trainer, or the error."""
     try:
-        for key in ("path", "adapter"):
-            if values["model"].get(key):
-                values["model"][key] = str(folder / Path(values["model"][key]).name)
+        values["model"]["path"] = str(folder / Path(values["model"]["path"]).name)
+        if values["model"]["lora"] and values["model"]["lora"].get("path"):
+            values["model"]["lora"]["path"] = str(folder / "adapter")
         config = CONFIGS[command].model_validate(values)
         return build_trainer(Resolved(config, {}, folder), sinks=list, report=lambda line: None)
     except (ValidationError, UserError) as error:

@@ -64,7 +64,8 @@ def build_trainer(resolved: Resolved[RowsRunConfig], *, sinks: Callable[[], Sequ
         found = make_sources(data, data.eval, base, reader=objective.reader) if data.eval else []
         held_out = [example for source in found for example in encoder.all(source)]
         say(f"{stream.num_rows or 'uncounted'} rows to train on, {len(held_out)} held out")
-        check_rows(objective, config.training, stream, held_out)
+        ahead = not isinstance(config, SFTConfig) and config.training.precompute_reference
+        check_rows(objective, config.training, stream, held_out, precompute_reference=ahead)
     outputs = sinks()
     with building("model", report) as say:
         trainer = _trainer(resolved, folder, stream, held_out, outputs)

@@ -23,7 +23,7 @@ from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.loader import Resolved
 from burnish.config.resolve import check_options, resolve
-from burnish.config.schema import Config, DataSection, LoraConfig, RewardConfig, SourceConfig
+from burnish.config.schema import Config, DataSection, LoraConfig, ModelSection, RewardConfig, SourceConfig
 from burnish.data.source import RowReader, Source, from_file, from_recipe
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
@@ -128,7 +128,7 @@ def build_learner(
     with building("cluster", report) as say:
         cluster = RLCluster(
             model,
-            lora=_lora(config, base),
+            lora=adapter_options(config.model, base),
             precision=config.model.precision,
             cluster=config.cluster,
             rollout=config.rollout,
@@ -175,9 +175,9 @@ def building(name: str, report: Report) -> Iterator[Report]:
     report(f"{name:<10} {' '.join(found)} ({time.monotonic() - start:.1f} s)")
 
 
-def _lora(config: Config, base: Path) -> LoraConfig | None:
+def adapter_options(model: ModelSection, base: Path) -> LoraConfig | None:
     """With the folder that it starts from as found beside the configuration, else from here."""
-    lora = config.model.lora
+    lora = model.lora
     if lora is None or lora.path is None:
         return lora
     found = Path(_absolute(lora.path, "path", base))
@@ -236,28 +236,27 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
 
     values = resolved.config.model_dump()
     values["data"] |= {key: [named(source) for source in values["data"][key]] for key in ("train", "eval")}
-    if isinstance(tools := values["agent"]["options"].get("tool_map"), dict):
-        values["agent"]["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
+    agent = values.get("agent", {"options": {}})  # runs on rows have none
+    if isinstance(tools := agent["options"].get("tool_map"), dict):
+        agent["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
     if values["cluster"].get("distributed") is not None:
         values["cluster"]["distributed"]["process_id"] = None
     return dataclasses.replace(resolved, config=type(resolved.config).model_validate(walk(values)))
 
 
-FOLDERS = frozenset({"path", "adapter"})
-"""Keys whose values may name a file or a folder."""
-FILES = FOLDERS | {"recipe", "fn", "env", "agent"}
-"""Keys whose values may name a file, `:attribute` behind it or not."""
+FILES = frozenset({"path", "recipe", "fn", "env", "agent"})
+"""Keys whose values may name a file, `:attribute` behind it or not; `path` also a model's folder."""
 USERS = frozenset({"options", "chat_template_kwargs"})
 """Sections whose keys are the user's: what stands there names no file that we know of."""
 
 
 def _absolute(name: str, key: str, base: Path) -> str:
     place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
-    if key not in FOLDERS and not (place.endswith(".py") or "/" in place):  # a bare name, as `resolve` reads it, whatever folders there are
+    if key != "path" and not (place.endswith(".py") or "/" in place):  # a bare name, as `resolve` reads it, whatever folders there are
         return name
     near, here = base / place, Path(place)
-    found = near if near.is_file() else here if here.is_file() or (place and key in FOLDERS and here.is_dir()) else None
+    found = near if near.is_file() else here if here.is_file() or (place and key == "path" and here.is_dir()) else None
     return name if found is None else f"{found.resolve()}{colon}{attribute}"
 
 

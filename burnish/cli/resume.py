@@ -30,7 +30,7 @@ MAY_CHANGE = (
     *("training.rollout_micro_batch_size", "training.remat", "training.head_chunk", "reward_model.micro_batch_size"),
 )
 """Patterns of keys that a run that goes on may set otherwise. All others make another run."""
-PLACES = frozenset({"path", "adapter", "recipe", "fn", "env", "agent"})
+PLACES = frozenset({"path", "recipe", "fn", "env", "agent"})
 """Keys that name a file: another folder of the same file is the same run, moved."""
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from burnish.cli.build import Report, building, make_sources, required
+from burnish.cli.build import Report, adapter_options, building, make_sources, required
 from burnish.cli.options import load, resumed_step
 from burnish.cli.running import Finish, run_in_folder
 from burnish.config.loader import Resolved
@@ -64,10 +64,11 @@ def build_trainer(resolved: Resolved[RowsRunConfig], *, sinks: Callable[[], Sequ
         found = make_sources(data, data.eval, base, reader=objective.reader) if data.eval else []
         held_out = [example for source in found for example in encoder.all(source)]
         say(f"{stream.num_rows or 'uncounted'} rows to train on, {len(held_out)} held out")
-        check_rows(objective, config.training, stream, held_out)
+        ahead = not isinstance(config, SFTConfig) and config.training.precompute_reference
+        check_rows(objective, config.training, stream, held_out, precompute_reference=ahead)
     outputs = sinks()
     with building("model", report) as say:
-        trainer = _trainer(config, folder, stream, held_out, outputs)
+        trainer = _trainer(resolved, folder, stream, held_out, outputs)
         trained = "every weight is trained" if trainer.policy.scale is None else "an adapter is trained"
         say(f"{trainer.policy.model.config.family}, products in {trainer.policy.precision}, {trained}")
     return trainer
@@ -79,9 +80,11 @@ def _objective(config: RowsRunConfig) -> Objective:
     return preference_objective(config.loss.name, from_config(config.loss))
 
 
-def _trainer(config: RowsRunConfig, folder: Path, stream: ExampleStream, held_out: Sequence[Example], sinks: Sequence[Sink]) -> Trainer:
-    model = config.model
-    where: dict[str, Any] = {"lora": model.lora, "adapter": model.adapter, "precision": model.precision, "mesh": config.cluster.actor}
+def _trainer(
+    resolved: Resolved[RowsRunConfig], folder: Path, stream: ExampleStream, held_out: Sequence[Example], sinks: Sequence[Sink]
+) -> Trainer:
+    config, lora = resolved.config, adapter_options(resolved.config.model, resolved.base)
+    where: dict[str, Any] = {"lora": lora, "precision": config.model.precision, "mesh": config.cluster.actor}
     what: dict[str, Any] = {"train_ds": stream, "eval_ds": held_out or None, "run": config.run, "sinks": sinks}
     if isinstance(config, SFTConfig):
         return PeftTrainer(folder, training=config.training, **where, **what)

@@ -16,10 +16,14 @@ from pydantic.fields import FieldInfo
 
 from burnish.config import documents
 from burnish.config.algorithms import AlgorithmConfig, AnyAlgorithmConfig, ClippedConfig
+from burnish.config.preference import AnyPreferenceConfig
 from burnish.config.schema import Config
+from burnish.config.tuning import PreferenceConfig, RowsTrainingConfig, SFTConfig
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = get_args(get_args(AnyAlgorithmConfig)[0])
 """The models between which `algorithm.name` chooses."""
+LOSSES: tuple[type[BaseModel], ...] = get_args(get_args(AnyPreferenceConfig)[0])
+"""Those between which `loss.name` chooses."""
 
 HEAD = """\
 # Configuration
@@ -95,7 +99,29 @@ def reference() -> str:
         meaning = "" if found[0][0] == name else f"\n{info.description}\n"
         parts.append(f"## `{name}`\n{meaning}")
         parts.append(_algorithms() if name == "algorithm" else _table(found))
-    return "\n".join(parts)
+    return "\n".join([*parts, *_rows_runs()])
+
+
+def _rows_runs() -> Iterator[str]:
+    """What `burnish sft` and `burnish dpo` read in place of the sections above."""
+    yield """# Supervised and preference runs
+
+`burnish sft` and `burnish dpo` read configurations of their own (`burnish config show --of sft`). `data`, `checkpoint` and `run` are as
+above, for rows in place of prompts (`docs/sft-and-preference.md`), and so is `model`; the others are these.
+"""
+    yield _table(row for name in ("cluster", "observe") for row in rows(SFTConfig, only=name))
+    yield f"## `training` of these runs\n\n{RowsTrainingConfig.__doc__}\n"
+    common = list(rows(RowsTrainingConfig, prefix="training."))
+    yield _table(common)
+    for command, config in (("sft", SFTConfig), ("dpo", PreferenceConfig)):
+        yield f"`burnish {command}` has this besides:\n"
+        yield _table(row for row in rows(config, only="training") if row not in common)
+    names = " or ".join(f"`{model.model_fields['name'].default}`" for model in LOSSES)
+    yield f"## `loss` of `burnish dpo`\n\n{PreferenceConfig.model_fields['loss'].description}\n"
+    yield _table([("loss.name", names, "`sigmoid`", "The loss, and so which other options there are.")])
+    for model in LOSSES:
+        yield f"### `loss: {{name: {model.model_fields['name'].default}}}`\n\n{inspect.cleandoc(model.__doc__ or '')}\n"
+        yield _table(row for row in rows(model, prefix="loss.") if row[0] != "loss.name")
 
 
 def rows(

@@ -16,19 +16,6 @@ from burnish.config.schema import CheckpointSection, Config, DataSection, MeshSp
 from burnish.config.section import Positive, Section
 
 
-class TunedModelSection(ModelSection):
-    """Which weights, at what precision, trained how."""
-
-    adapter: str | None = None
-    """A folder with a PEFT adapter to go on training, beside the model in `path` that it was made for; null: `lora` says."""
-
-    @model_validator(mode="after")
-    def _one_adapter(self) -> TunedModelSection:
-        if self.adapter is not None and self.lora is not None:
-            raise ValueError("`adapter` goes on with an adapter and `lora` starts a fresh one: set one of them")
-        return self
-
-
 class RowsTrainingConfig(Section):
     """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
 
@@ -79,6 +66,12 @@ class TrainedClusterSection(Section):
     actor: MeshSpec = MeshSpec()
     """Devices of the trained model; null axes and devices are one device."""
 
+    @model_validator(mode="after")
+    def _has_devices(self) -> TrainedClusterSection:
+        if self.actor.count is None:
+            raise ValueError("`actor` can't be placed by another role, as there is none: give it `axes` or `devices`")
+        return self
+
 
 class ProgressSection(Section):
     """What is shown while the run goes on."""
@@ -90,7 +83,7 @@ class ProgressSection(Section):
 class RowsConfig(Section):
     """What both kinds of run have."""
 
-    model: TunedModelSection = TunedModelSection()
+    model: ModelSection = ModelSection()
     """Which weights, at what precision, trained how."""
     data: DataSection = DataSection()
     """Where rows come from and which are used."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from burnish.config.algorithms import AlgorithmConfig, AnyAlgorithmConfig, GSPOConfig, PPOConfig
 from burnish.config.loader import json_schema
 from burnish.config.mistakes import outline
-from burnish.config.reference import kind, reference, rows, sections
+from burnish.config.reference import LOSSES, kind, reference, rows, sections
 from burnish.config.schema import Config, RolloutConfig, TrainingConfig
 from burnish.config.section import Many, Positive
 from burnish.config.tuning import CONFIGS
@@ -27,7 +27,7 @@ def test_the_committed_page_is_what_the_models_say():
 
 
 def test_every_field_of_every_section_has_a_meaning():
-    models = {model for info in Config.model_fields.values() for model in sections(info.annotation)} | {Config}
+    models: set = set(CONFIGS.values())
     while inner := {m for model in models for info in model.model_fields.values() for m in sections(info.annotation)} - models:
         models |= inner
     assert set(ALGORITHMS) < models and len(models) > 25
@@ -58,6 +58,17 @@ def test_every_other_key_has_a_row():
         parts = path.split(".")
         head = "\\.(N\\.)?".join(map(re.escape, parts))
         assert len(parts) == 1 or re.search(rf"^\| `{head}` \|", page, re.MULTILINE), path
+
+
+def test_every_key_of_the_runs_on_rows_has_a_row():
+    shared, _, own = reference().partition("# Supervised and preference runs")
+    for config in (CONFIGS["sft"], CONFIGS["dpo"]):
+        for path in outline(config, {"loss": {"name": "sigmoid"}}):
+            head = "\\.(N\\.)?".join(map(re.escape, path.split(".")))
+            where = shared + own if path.split(".")[0] in ("model", "data", "checkpoint", "run") else own
+            assert "." not in path or re.search(rf"^\| `{head}` \|", where, re.MULTILINE), path
+    for loss in LOSSES:
+        assert all(f"| `loss.{name}` |" in own for name in loss.model_fields)
 
 
 @pytest.mark.parametrize(

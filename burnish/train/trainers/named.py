@@ -28,7 +28,7 @@ class PeftTrainer(Trainer):
     """Supervised training of an adapter, or of every weight.
 
     model: a `Model`, or a path as `Model.load` takes it. train_ds, eval_ds: rows with `messages`, `prompt` and `completion`, or `text`
-    (`burnish.data.examples`). lora: train a fresh adapter; adapter: a PEFT folder with one to go on from; neither: every weight.
+    (`burnish.data.examples`). lora: train an adapter, a fresh one or one that goes on from `lora.path`; without it every weight.
     """
 
     def __init__(
@@ -38,14 +38,13 @@ class PeftTrainer(Trainer):
         train_ds: ExampleStream | Iterable[Any],
         eval_ds: Iterable[Any] | None = None,
         lora: LoraConfig | None = None,
-        adapter: str | Path | None = None,
         precision: Literal["auto", "f32", "bf16"] = "auto",
         mesh: MeshSpec = MeshSpec(),
         training: SFTTrainingConfig = SFTTrainingConfig(),
         run: RunSection = RunSection(),
         sinks: Sequence[Sink] = (),
     ) -> None:
-        policy = partial(TrainedPolicy, model, lora=lora, adapter=adapter, precision=precision, mesh=mesh, training=training, seed=run.seed)
+        policy = partial(TrainedPolicy, model, lora=lora, precision=precision, mesh=mesh, training=training, seed=run.seed)
         super().__init__(
             policy,
             supervised_objective(),
@@ -64,7 +63,7 @@ class DPOTrainer(Trainer):
 
     loss: a section of `burnish.config.preference`, or a `PairLoss` of your own. train_ds, eval_ds: rows with `prompt`, `chosen`,
     `rejected`; for KTO with `prompt`, `completion`, `label`. The reference is what training started from: the model without a fresh
-    adapter, with one that it goes on from, or the first weights. The other arguments are `PeftTrainer`'s.
+    adapter, with one that goes on from a folder, or the first weights. The other arguments are `PeftTrainer`'s.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class DPOTrainer(Trainer):
         train_ds: ExampleStream | Iterable[Any],
         eval_ds: Iterable[Any] | None = None,
         lora: LoraConfig | None = None,
-        adapter: str | Path | None = None,
         precision: Literal["auto", "f32", "bf16"] = "auto",
         mesh: MeshSpec = MeshSpec(),
         training: PreferenceTrainingConfig = PreferenceTrainingConfig(),
@@ -84,7 +82,7 @@ class DPOTrainer(Trainer):
     ) -> None:
         own = isinstance(loss, PairLoss | Kto)
         objective = preference_objective("your own" if own else loss.name, loss if own else from_config(loss))
-        policy = partial(TrainedPolicy, model, lora=lora, adapter=adapter, precision=precision, mesh=mesh, training=training, seed=run.seed)
+        policy = partial(TrainedPolicy, model, lora=lora, precision=precision, mesh=mesh, training=training, seed=run.seed)
         super().__init__(
             policy,
             objective,

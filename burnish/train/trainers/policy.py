@@ -16,11 +16,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec
 from burnish.config.tuning import RowsTrainingConfig
 from burnish.models import transformer, weights
-from burnish.models.lora import adapter_spec, init_adapter
+from burnish.models.lora import adapter_spec
 from burnish.models.model import Model, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh
 from burnish.models.transformer import Adapter, Params, Precision
@@ -45,8 +44,8 @@ ROLE = "actor"
 class TrainedPolicy:
     """All weights of a model, or an adapter beside them, and the reference that it is compared with: the weights it started from.
 
-    model: a `Model`, or a path as `Model.load` takes it. lora: start a fresh adapter. adapter: a PEFT folder with one to go on from;
-    its start is a part of the reference then.
+    model: a `Model`, or a path as `Model.load` takes it. lora: train an adapter beside the frozen base; one that goes on from a folder
+    (`lora.path`) is a part of the reference as it was there.
     """
 
     def __init__(
@@ -54,14 +53,11 @@ class TrainedPolicy:
         model: Model | str | Path,
         *,
         lora: LoraConfig | None = None,
-        adapter: str | Path | None = None,
         precision: Literal["auto", "f32", "bf16"] = "auto",
         mesh: MeshSpec = MeshSpec(),
         training: RowsTrainingConfig = RowsTrainingConfig(),
         seed: int = 0,
     ) -> None:
-        if lora is not None and adapter is not None:
-            raise UserError("`lora` starts a fresh adapter and `adapter` goes on with one: give one of them")
         place = actor_place(ClusterConfig(actor=mesh), num_devices=jax.local_device_count())
         self.mesh = make_mesh(place)
         self._site = Site(place, self.mesh, self.mesh, contextlib.nullcontext())
@@ -71,22 +67,17 @@ class TrainedPolicy:
         self.model = dataclasses.replace(model, params=self._site.spread(model.params, transformer.spec(model.config)))
         self.precision: Precision = resolve_precision(precision)
         self._training = training
-        start = self._start(lora, adapter, seed)
+        start = None if lora is None else self._start(lora, seed)
         self.scale = None if start is None else start.scale
         self._base: Params | None = None if start is None else self.model.params
         self._first: Params = self.model.params if start is None else start.pairs
-        self._is_fresh = adapter is None
+        self._is_fresh = lora is None or lora.path is None
         self._state: TrainState | None = None
 
-    def _start(self, lora: LoraConfig | None, folder: str | Path | None, seed: int) -> Adapter | None:
+    def _start(self, lora: LoraConfig, seed: int) -> Adapter:
         config = self.model.config
-        if folder is not None:
-            path = Path(folder) / "adapter" if (Path(folder) / "adapter").is_dir() else Path(folder)
-            return weights.load_adapter(path, config, mesh=self.mesh)
-        if lora is None:
-            return None
-        fresh = init_adapter(config, lora, jax.random.key(seed))
-        return fresh._replace(pairs=self._site.spread(fresh.pairs, adapter_spec(config, rank=lora.rank, targets=lora.targets)))
+        start = weights.first_adapter(config, lora, jax.random.key(seed))
+        return start._replace(pairs=self._site.spread(start.pairs, adapter_spec(config, rank=lora.rank, targets=lora.targets)))
 
     # ------------------------------------------------------------------------------------------------------------- programs
 

@@ -91,13 +91,13 @@ class Trainer:
             else training_examples([_source(train_ds, "train", objective)], encoder, seed=run.seed, batch_size=training.batch_size)
         )
         self._held_out = [] if eval_ds is None else _examples(eval_ds, encoder, objective)
-        self.max_steps = check_rows(objective, training, self._stream, self._held_out)
+        self.max_steps = check_rows(objective, training, self._stream, self._held_out, precompute_reference=precompute_reference)
         self._tokens = training.tokens_per_device or training.max_tokens * objective.sequences
         self.policy = policy()
         self.policy.prepare(objective, total_updates=self.max_steps, neftune_alpha=neftune_alpha)
         self._frozen = self.policy.frozen_digest(has_reference=objective.needs_reference)
         self._references: dict[str, np.ndarray] | None = None
-        if precompute_reference and objective.needs_reference:
+        if precompute_reference:
             self._precompute()
         self._sinks, self._metrics = Sinks(sinks), MetricCollector()
         self._result, self._cursor = RowsResult(), self._stream.cursor()
@@ -203,8 +203,6 @@ class Trainer:
 
     def _precompute(self) -> None:
         """The reference's log-probs of every row, in the order of the data: a run that goes on computes the same numbers again."""
-        if self._stream.num_rows is None:
-            raise UserError("precompute_reference needs data whose rows can be counted; these are read as they come")
         self._references, size = {}, self._training.batch_size
         with span("precompute"):
             rows = [*self._stream.examples(), *self._held_out]
@@ -322,12 +320,23 @@ class Trainer:
         self.close()
 
 
-def check_rows(objective: Objective, training: RowsTrainingConfig, stream: ExampleStream, held_out: Sequence[Example]) -> int:
+def check_rows(
+    objective: Objective,
+    training: RowsTrainingConfig,
+    stream: ExampleStream,
+    held_out: Sequence[Example],
+    *,
+    precompute_reference: bool = False,
+) -> int:
     """How many steps the run makes: `training.max_steps`, or what the data's epochs give. Raises UserError for what can't be trained so."""
     if objective.needs_point and training.batch_size < 2:
         raise UserError(f"{objective.name} compares rows of one update, so training.batch_size must be 2 or more, got 1")
     if (training.eval_every is not None or training.compare) and not held_out:
         raise UserError("training.eval_every and training.compare need held-out rows: give eval_ds (data.eval)")
+    if precompute_reference and not objective.needs_reference:
+        raise UserError(f"training.precompute_reference is set, and the loss {objective.name} compares with no reference: leave it out")
+    if precompute_reference and stream.num_rows is None:
+        raise UserError("training.precompute_reference needs data whose rows can be counted; these are read as they come")
     steps = min(training.max_steps, stream.num_batches(training.batch_size) or training.max_steps)
     make_optimizer(training.optimizer, total_updates=steps)  # for its check of the schedule
     return steps

@@ -121,7 +121,7 @@ class TrajectoryCollectEngine:
     ) -> tuple[Status, str | None]:
         """Turns until the environment is done or a limit strikes."""
         context, template = self._context, self._context.template
-        max_steps = env.max_steps or context.limits.max_steps
+        max_steps = env.max_steps or context.limits.max_turns
         rendering = opening(agent, template)
         prompt = fit_prompt(rendering.ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
         if prompt is None:

@@ -123,8 +123,8 @@ Seconds = Annotated[float, Field(gt=0)]
 class EpisodeLimits(Section):
     """What ends an episode before its environment does. A limit of null is none, by choice."""
 
-    max_steps: Positive = 32
-    """Turns; after them the episode is truncated. An environment that is given `max_steps` of its own keeps those."""
+    max_turns: Positive = 32
+    """Turns of an episode; after them it is truncated. An environment that is given `max_steps` of its own keeps those."""
     max_tokens: Positive | None = None
     """Ids sampled in all turns together; the last turn is cut to what is left, then the episode is truncated. Null: only
     `rollout.max_episode_tokens` bounds them."""

@@ -261,7 +261,7 @@ def test_r41_what_a_tool_says_forges_no_call_role_or_stop_token(codec: Codec) ->
 
 
 def test_a_model_that_only_calls_ends_at_the_limit(codec: Codec) -> None:
-    got = ask(codec, *[CALL] * 5, limits={"max_steps": 3})
+    got = ask(codec, *[CALL] * 5, limits={"max_turns": 3})
     assert got.status is Status.TRUNCATED and len(got.steps) == 3
 
 

@@ -16,6 +16,7 @@ from burnish.agentic.agents import Action, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult, TaskEnvironment
 from burnish.agentic.trajectory import TrajectoryCollectEngine
 from burnish.config.errors import UserError
+from burnish.config.schema import EpisodeLimits
 from burnish.faults import armed
 from burnish.rollout.scripted import ScriptedEngine
 from burnish.text.codec import Codec
@@ -287,3 +288,60 @@ def test_a_step_that_returns_something_else_is_the_environments_error(codec: Cod
     got = play(context(script(codec, "a"), codec), env)
     assert (got.status, env.closed) == (Status.ENV_ERROR, 1)
     assert got.error is not None and "Forgot._step_impl must return an EnvStepResult, got NoneType" in got.error
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- limits
+
+
+def test_the_response_budget_cuts_the_last_turn_to_what_is_left(codec: Codec) -> None:
+    """Budget 150, turns of 100 and 100: the second is cut to 50, the environment hears it, and the episode is truncated."""
+    env = Talk(says=("one", "two", "three"))
+    turns = ("a" * 99, "b" * 99, "c")
+    got = play(context(script(codec, *turns), codec, limits={"max_tokens": 150}), env, max_tokens=100)
+    assert [len(step.completion.ids) for step in got.steps] == [100, 50] and got.num_sampled == 150
+    assert (got.status, got.steps[1].completion.stop) == (Status.TRUNCATED, StopReason.LENGTH)
+    assert env.heard == ["a" * 99, "b" * 50] and env.closed == 1
+
+
+def test_turns_are_limited_by_the_run_unless_the_environment_has_a_limit(codec: Codec) -> None:
+    for own, run, turns in ((None, 2, 2), (3, 2, 3), (1, 2, 1)):
+        env = Talk(says=("a", "b", "c", "d"))
+        env.max_steps = own
+        got = play(context(script(codec, *"wxyz"), codec, limits={"max_turns": run}), env)
+        assert (got.status, len(got.steps)) == (Status.TRUNCATED, turns)
+
+
+@pytest.mark.parametrize("name", ["step_timeout_s", "episode_timeout_s", "lost_after_s"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", True])
+def test_b087_time_limits_are_finite_and_positive_or_none(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        EpisodeLimits.model_validate({name: value})
+    assert getattr(EpisodeLimits.model_validate({name: None}), name) is None
+
+
+def test_what_was_said_after_the_last_turn_is_no_part_of_the_row(codec: Codec) -> None:
+    """It may be longer than any row, and nothing was sampled after it."""
+    got = play(context(script(codec, "uno", "dos"), codec, context=70), Talk(says=("one", "x" * 1000)))
+    assert got.status is Status.TRUNCATED and got.sampled[-1] and len(got.ids) < 70
+
+
+@pytest.mark.parametrize("said", [None, 5, ["text"], [{"content": "no role"}]])
+@pytest.mark.parametrize("method", ["_initial_observation", "_step_impl"])
+def test_an_observation_that_is_neither_text_nor_messages_is_the_environments_error(codec: Codec, method: str, said: Any) -> None:
+    env = Talk(says=("one", "two"))
+    answer = said if method == "_initial_observation" else EnvStepResult(said, None, False)
+    setattr(env, method, lambda *action: answer)
+    got = play(context(script(codec, "a"), codec), env)
+    assert (got.status, env.closed) == (Status.ENV_ERROR, 1)
+    assert got.error is not None and got.error.startswith("Talk must say a string or a list of messages, got ")
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_episode_has_a_time_limit_of_its_own(codec: Codec, method: str) -> None:
+    release = threading.Event()
+    env = Talk(faults={method: lambda: release.wait(30)})
+    try:
+        got = play(context(script(codec, "ab"), codec, limits={"episode_timeout_s": 0.2}), env)
+    finally:
+        release.set()
+    assert (got.status, got.error, env.closed) == (Status.ENV_TIMEOUT, "the episode took longer than 0.2 s", 1)

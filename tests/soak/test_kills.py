@@ -51,6 +51,18 @@ def outlives(child: subprocess.Popen[str], seconds: float) -> bool:
     return True
 
 
+BUILDING = ("text", "data", "rewards", "algorithm", "model", "cluster")
+"""What a run says it has built before its first step, a line each."""
+
+
+def wait_for_lines(child: subprocess.Popen[str], count: int) -> None:
+    """Until it has said so much."""
+    assert child.stdout is not None
+    for name in BUILDING[:count]:
+        line = child.stdout.readline()
+        assert line.startswith(name), (line, finish(child))
+
+
 def wait_for_progress(task: Path, run: str, child: subprocess.Popen[str]) -> None:
     """Until another step is committed than were when it started. However busy the machine is, a kill after that costs few steps."""
     before, deadline = max(store.committed(checkpoints(task, run)), default=0), time.monotonic() + 100
@@ -77,17 +89,20 @@ def unbroken(task: Path) -> tuple[Mapping[str, Any], float]:
 
 @pytest.mark.timeout(1200)
 def test_r01_one_run_killed_twenty_times(task: Path, unbroken: tuple[Mapping[str, Any], float]) -> None:
-    whole, seconds = unbroken
+    whole, _ = unbroken
     moments = random.Random(SEED)
-    beginning = seconds - STEPS * 1.0
+    early = 0
     for kill in range(KILLS):
         child = start(task, "killed")
-        early = moments.random() < 0.6
-        if not early:
+        if moments.random() < 0.6:
+            early += 1
+            wait_for_lines(child, moments.randint(0, len(BUILDING)))
+            pause = moments.uniform(0.0, 0.5)
+        else:
             wait_for_progress(task, "killed", child)
-        ended = outlives(child, moments.uniform(0.0, beginning if early else 0.9))
-        assert not ended, f"finished before kill {kill + 1}: take another SEED"
-    print(f"killed {KILLS} times, within {beginning:.1f} s or after a step; then at step {store.committed(checkpoints(task, 'killed'))}")
+            pause = moments.uniform(0.0, 0.9)
+        assert not outlives(child, pause), f"finished before kill {kill + 1}: take another SEED"
+    print(f"killed {early} times before a step, {KILLS - early} after one; then at step {store.committed(checkpoints(task, 'killed'))}")
     assert outlives(start(task, "killed"), 100)
     assert outcome(task.parent / "runs" / "killed") == whole
 

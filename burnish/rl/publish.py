@@ -38,7 +38,7 @@ class Publisher:
 
     def __init__(self, engine: Engine, *, actor: Site, prefix: str) -> None:
         self._engine, self._prefix = engine, prefix
-        self._checksum = actor.in_turn(checksum)
+        self._dispatch = actor.dispatch
         self._lent_to = engine if isinstance(engine, NativeEngine) and engine.lent else None
         self._begun = False
         self.version = 0
@@ -61,7 +61,8 @@ class Publisher:
         """Make `trainable` the engine's version `version`. Raises what the engine raises; it is on its old version then, as a whole."""
         names = (self._prefix + name for name in leaf_names(trainable))
         leaves = {name: whole_here(leaf) for name, leaf in zip(names, jax.tree.leaves(trainable), strict=True)}
-        sent = None if self._lent_to is not None else self._checksum(leaves)
+        with self._dispatch:  # and not on the actor's mesh: of several processes, this one's part of it
+            sent = None if self._lent_to is not None else checksum(leaves)
 
         async def push() -> None:
             if not self._begun:

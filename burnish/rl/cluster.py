@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from burnish.config.algorithms import CriticConfig, TeacherConfig
@@ -49,7 +48,7 @@ from burnish.sync.reshard import from_host, whole_here
 from burnish.text.tokenizer import read_json
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
-from burnish.train.state import TrainState, init_state, read_metrics, stop_if_nonfinite
+from burnish.train.state import TrainState, init_state, read_metrics, shape_to_read, stop_if_nonfinite
 from burnish.train.step import MicroBatch, Steps, make_steps
 from burnish.train.value import ValueMicroBatch
 from burnish.types import Completion, Message, Request
@@ -351,9 +350,11 @@ class RLCluster:
         return version
 
     def _check_canary(self) -> None:
+        def score(batch: TokenBatch) -> Float[Array, "R M"]:
+            return self._score_with(self.state.trainable, self.place(batch))
+
         if self._has_canary:
             prompt = self.model.codec.template.encode([Message(role="user", content="1 2 3")])
-            score = lambda batch: self._score_with(self.state.trainable, self.place(batch))  # noqa: E731
             check_canary(self.engine, score, prompt, rows_multiple=self.rows_multiple)
 
     def _take_anchor(self) -> None:
@@ -371,7 +372,7 @@ class RLCluster:
 
         read: gets the shapes, dtypes and shardings of `states`, and returns states like that. What was there is let go before it reads.
         """
-        shapes = {role: jax.tree.map(partial(_shape, self._sites[Role(role)].mesh), state) for role, state in self.states.items()}
+        shapes = {role: jax.tree.map(partial(shape_to_read, self._sites[Role(role)].mesh), state) for role, state in self.states.items()}
         self._state = None
         if self._critic is not None:
             self._critic.replace_state(None)
@@ -467,13 +468,6 @@ def _placer(
 
 def _reward_model(section: RewardModelSection, precision: Precision, site: Site, *, offload: bool) -> RewardModel:
     return RewardModel(section, precision=precision, mesh=site.mesh, rows_multiple=site.place.rows, dispatch=site.dispatch, offload=offload)
-
-
-def _shape(mesh: Mesh | None, x: Array) -> jax.ShapeDtypeStruct:
-    """What is read in place of `x`. What was made by no program is on one device, uncommitted, but what is read is committed to where it is
-    put: on all of them."""
-    everywhere = None if mesh is None or isinstance(x.sharding, NamedSharding) else NamedSharding(mesh, P())
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere or x.sharding)
 
 
 def _without_params(model: Model) -> Model:

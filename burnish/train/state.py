@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
 from burnish.config.errors import BurnishError
@@ -60,6 +61,13 @@ def init_state(trainable: Params, optimizer: Optimizer) -> TrainState:
     copied = jax.tree.map(lambda x: jnp.array(x, copy=True), trainable)
     counters = {name: jnp.zeros((), jnp.int32) for name in ("updates", "skipped", "nonfinite")}
     return TrainState(trainable=copied, opt_state=optimizer.transform.init(copied), **counters)
+
+
+def shape_to_read(mesh: Mesh | None, x: Array) -> jax.ShapeDtypeStruct:
+    """What is read in place of `x`, of a role on `mesh`. What was made by no program is on one device, uncommitted, but what is read is
+    committed to where it is put: on all of them."""
+    everywhere = None if mesh is None or isinstance(x.sharding, NamedSharding) else NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere or x.sharding)
 
 
 def leaf_names(tree: Any) -> list[str]:

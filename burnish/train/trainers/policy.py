@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec
@@ -33,7 +33,7 @@ from burnish.rl.sites import Site, make_mesh
 from burnish.train.optim import make_optimizer
 from burnish.train.preference import PerAnswer, answer_sums
 from burnish.train.score import HeadOptions, policy_scores
-from burnish.train.state import TrainState, init_state, read_metrics, stop_if_nonfinite
+from burnish.train.state import TrainState, init_state, read_metrics, shape_to_read, stop_if_nonfinite
 from burnish.train.step import Steps, compile_steps
 from burnish.train.trainers.objective import Objective, RowsMicroBatch, neftune
 
@@ -172,19 +172,16 @@ class TrainedPolicy:
 
     def restore(self, read: Callable[[dict[str, TrainState]], dict[str, TrainState]]) -> None:
         """Go on from a saved state. read: gets the shapes, dtypes and shardings of `states`, and returns states like that."""
-        shapes = jax.tree.map(self._shape, self.states)
+        shapes = jax.tree.map(partial(shape_to_read, self.mesh), self.states)
         self._state = None  # let go before the saved one is read
         self._state = read(shapes)[ROLE]
 
-    def _shape(self, x: Array) -> jax.ShapeDtypeStruct:
-        """What is read in place of `x`: what no program made is on one device, and must be read to all of them."""
-        everywhere = None if self.mesh is None or isinstance(x.sharding, NamedSharding) else NamedSharding(self.mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere or x.sharding)
-
     def frozen_digest(self, *, has_reference: bool) -> str | None:
         """A digest of the weights that a checkpoint doesn't hold and a run that goes on must have; None where there are none."""
-        frozen = self._base if self._base is not None else self._first if has_reference else None
-        return fingerprint(frozen) if frozen else None
+        if self._base is None:
+            return fingerprint(self._first) if has_reference else None
+        started = has_reference and not self._is_fresh  # then the adapter of that folder is part of the reference
+        return f"{fingerprint(self._base)}+{fingerprint(self._first)}" if started else fingerprint(self._base)
 
     def export(self, folder: Path) -> Path:
         """Write what was trained: `adapter/` in PEFT's format, or `model/` as a Hugging Face folder; returns which."""

@@ -129,6 +129,9 @@ def test_the_reference_is_the_start_of_every_weight_or_of_an_adapter_that_goes_o
     moved(on)
     np.testing.assert_array_equal(start, np.asarray(on.policy.reference_sums(micro.batch)))
     np.testing.assert_allclose(first.policy.reference_sums(micro.batch), every.policy.reference_sums(micro.batch), rtol=1e-6)
+    fresh, started = (trainer.policy.frozen_digest(has_reference=True) for trainer in (first, on))
+    assert fresh != started, "a run that goes on must compare with the same adapter"
+    assert fresh == first.policy.frozen_digest(has_reference=False) == on.policy.frozen_digest(has_reference=False)
 
 
 @pytest.mark.slow

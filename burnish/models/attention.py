@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
@@ -45,6 +46,15 @@ class Visibility(NamedTuple):
     parents: Int[Array, "B T"]
 
 
+class _Rule(NamedTuple):
+    """Visibility in blocks. Where there is a window, a query also sees a key only if it stands less than `window` positions back."""
+
+    segments: Int[Array, "N B t"]
+    parents: Int[Array, "N B t"]
+    positions: Int[Array, "N B t"] | None
+    window: Int[Array, ""] | None
+
+
 def attention(
     q: Float[Array, "B T H h"],
     k: Float[Array, "B T K h"],
@@ -52,16 +62,27 @@ def attention(
     rule: Visibility,
     *,
     precision: Precision = "f32",
+    positions: Int[Array, "B T"] | None = None,
+    window: Array | np.ndarray | int | None = None,
+    cap: float | None = None,
     block: int | None = None,
 ) -> Float[Array, "B T H h"]:
     """softmax(q·k / sqrt(h)) v over what each query may see; a query that sees nothing gives 0.
 
-    block: tokens in a block, for tests; None takes blocks of equal size and at most 256 tokens, fewer where many rows are short.
+    window: besides, a query sees only keys less than so many `positions` back (columns won't do: a shared prompt stands far from its
+    completions); it may differ from layer to layer of a scan. cap: scores become cap · tanh(score / cap). block: tokens in a block, for
+    tests; None takes blocks of equal size and at most 256 tokens, fewer where many rows are short.
     """
     length, groups = q.shape[1], q.shape[2] // k.shape[2]
     size = block or _block_size(length, matrices=q.shape[0] * q.shape[2])
-    rule = Visibility(*(_cut_columns(x, size) for x in rule))
-    out: Array = _attend(_cut(q * q.shape[-1] ** -0.5, size, groups), _cut(k, size), _cut(v, size), rule, precision)
+    segments, parents = (_cut_columns(x, size) for x in rule)
+    if window is None:
+        cut = _Rule(segments, parents, None, None)
+    else:
+        if positions is None:
+            raise ValueError("a window is counted in positions: pass `positions` with it")
+        cut = _Rule(segments, parents, _cut_columns(positions, size), jnp.asarray(window, jnp.int32))
+    out: Array = _attend(_cut(q * q.shape[-1] ** -0.5, size, groups), _cut(k, size), _cut(v, size), cut, precision, cap)
     return _join(out, groups)[:, :length]
 
 
@@ -96,17 +117,21 @@ def _cut_columns(x: Int[Array, "B T"], size: int) -> Int[Array, "N B t"]:
 # ------------------------------------------------------------------------------------------------------------------- which blocks
 
 
-def _visible(rule: Visibility, i: Int[Array, ""] | int, j: Int[Array, ""] | int) -> Bool[Array, "B t s"]:
+def _visible(rule: _Rule, i: Int[Array, ""] | int, j: Int[Array, ""] | int) -> Bool[Array, "B t s"]:
     """The rule for the queries of block i and the keys of block j."""
     size = rule.segments.shape[-1]
     own, parents, keys = rule.segments[i][:, :, None], rule.parents[i][:, :, None], rule.segments[j][:, None, :]
     columns = jnp.arange(size)
     causal = (j * size + columns[None, :] <= i * size + columns[:, None])[None]
-    return causal & (keys != 0) & ((keys == own) | (keys == parents))
+    seen = causal & (keys != 0) & ((keys == own) | (keys == parents))
+    if rule.positions is None or rule.window is None:
+        return seen
+    return seen & (rule.positions[i][:, :, None] - rule.positions[j][:, None, :] < rule.window)
 
 
-def _needed(rule: Visibility) -> Bool[Array, "N N"]:
-    """Pairs of blocks (queries, keys) in which some row may see something: below the diagonal, and the ranges of segments meet."""
+def _needed(rule: _Rule) -> Bool[Array, "N N"]:
+    """Pairs of blocks (queries, keys) in which some row may see something: below the diagonal, the ranges of segments meet, and the
+    nearest positions are within the window."""
 
     def span(x: Int[Array, "N B t"]) -> tuple[Int[Array, "N B"], Int[Array, "N B"]]:
         return jnp.where(x == 0, jnp.iinfo(x.dtype).max, x).min(axis=-1), x.max(axis=-1)
@@ -118,10 +143,14 @@ def _needed(rule: Visibility) -> Bool[Array, "N N"]:
         return ((low[None] <= high_query[:, None]) & (low_query[:, None] <= high[None])).any(axis=-1)
 
     blocks = jnp.arange(low.shape[0])
-    return (blocks[None, :] <= blocks[:, None]) & (meet(low, high) | meet(low_parent, high_parent))
+    needed = (blocks[None, :] <= blocks[:, None]) & (meet(low, high) | meet(low_parent, high_parent))
+    if rule.positions is None or rule.window is None:
+        return needed
+    apart = rule.positions.min(axis=-1)[:, None] - rule.positions.max(axis=-1)[None]
+    return needed & (apart < rule.window).any(axis=-1)
 
 
-def _each_pair(rule: Visibility, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
+def _each_pair(rule: _Rule, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
     """Apply `body(i, j, carry)` to every needed pair, all keys of one block of queries after another."""
     blocks = rule.segments.shape[0]
     if blocks == 1:
@@ -139,26 +168,35 @@ def _product(subscripts: str, a: Array, b: Array, precision: Precision) -> Array
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 
 
-def _scores(q: Float[Array, "N B K m h"], k: Float[Array, "N B K s h"], rule: Visibility, i: Any, j: Any, precision: Precision) -> Array:
+def _scores(
+    q: Float[Array, "N B K m h"], k: Float[Array, "N B K s h"], rule: _Rule, i: Any, j: Any, precision: Precision, cap: float | None
+) -> Array:
     """Scores [B, K, m, s] of a pair of blocks, `_HIDDEN` where the rule forbids."""
     scores = _product("bkmh,bksh->bkms", q[i], k[j], precision)
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
     rows, kv_heads, stacked, keys = scores.shape
     mask = _visible(rule, i, j)[:, None, None]
     grouped = scores.reshape(rows, kv_heads, stacked // mask.shape[-2], mask.shape[-2], keys)
     return jnp.where(mask, grouped, _HIDDEN).reshape(scores.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attend(
-    q: Float[Array, "N B K m h"], k: Float[Array, "N B K s h"], v: Float[Array, "N B K s h"], rule: Visibility, precision: Precision
+    q: Float[Array, "N B K m h"],
+    k: Float[Array, "N B K s h"],
+    v: Float[Array, "N B K s h"],
+    rule: _Rule,
+    precision: Precision,
+    cap: float | None,
 ) -> Float[Array, "N B K m h"]:
-    return _forward(q, k, v, rule, precision)[0]
+    return _forward(q, k, v, rule, precision, cap)[0]
 
 
-def _forward(q: Array, k: Array, v: Array, rule: Visibility, precision: Precision) -> tuple[Array, tuple[Any, ...]]:
+def _forward(q: Array, k: Array, v: Array, rule: _Rule, precision: Precision, cap: float | None) -> tuple[Array, tuple[Any, ...]]:
     def body(i: Any, j: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         mixed, peak, total = carry
-        scores = _scores(q, k, rule, i, j, precision)
+        scores = _scores(q, k, rule, i, j, precision, cap)
         new_peak = jnp.maximum(peak[i], scores.max(axis=-1))
         weights = jnp.exp(scores - new_peak[..., None])
         shrink = jnp.exp(peak[i] - new_peak)
@@ -176,14 +214,19 @@ def _forward(q: Array, k: Array, v: Array, rule: Visibility, precision: Precisio
     return out, (q, k, v, rule, out, log_total)
 
 
-def _backward(precision: Precision, residuals: tuple[Any, ...], g: Float[Array, "N B K m h"]) -> tuple[Array, Array, Array, None]:
+def _backward(
+    precision: Precision, cap: float | None, residuals: tuple[Any, ...], g: Float[Array, "N B K m h"]
+) -> tuple[Array, Array, Array, None]:
     q, k, v, rule, out, log_total = residuals
     along = jnp.sum(g * out, axis=-1)
 
     def body(i: Any, j: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         dq, dk, dv = carry
-        weights = jnp.exp(_scores(q, k, rule, i, j, precision) - log_total[i][..., None])
+        scores = _scores(q, k, rule, i, j, precision, cap)
+        weights = jnp.exp(scores - log_total[i][..., None])
         dscores = weights * (_product("bkmh,bksh->bkms", g[i], v[j], precision) - along[i][..., None])
+        if cap is not None:  # of tanh; a hidden score's square would be inf, and inf · 0 no number
+            dscores = dscores * (1.0 - jnp.square(jnp.where(weights > 0, scores, 0.0) / cap))
         return (
             dq.at[i].add(_product("bkms,bksh->bkmh", dscores, k[j], precision)),
             dk.at[j].add(_product("bkms,bkmh->bksh", dscores, q[i], precision)),

@@ -9,6 +9,12 @@ Precision = Literal["f32", "bf16"]
 """Products in float32, or of bfloat16 operands with float32 results."""
 RopeKind = Literal["none", "linear", "llama3", "yarn"]
 """How rotary frequencies are stretched beyond the trained length."""
+Activation = Literal["silu", "gelu_tanh"]
+"""What the MLP's gate goes through; `gelu_tanh` is GELU by its tanh formula."""
+QkNorm = Literal["head", "whole"]
+"""Queries and keys are normalised: each head on its own, or the whole projection before it is cut into heads."""
+Norms = Literal["before", "around", "after"]
+"""Where a layer's norms stand: before attention and MLP, before and after them, or after them only (on what they add)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +40,25 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKind:
+    """How a layer differs from its neighbours.
+
+    window: a query sees keys less than so many positions back, its own included; None: all before it. second_rope: it rotates by the
+    model's `second_rope` in place of `rope`.
+    """
+
+    window: int | None = None
+    second_rope: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer of the Llama line. Widths in elements, `max_positions` in tokens."""
+    """A decoder-only transformer of the Llama line. Widths in elements, `max_positions` in tokens.
+
+    layer_kinds: one a layer, or () where all are plain. second_rope: of the layers that say so; None: those aren't rotated at all.
+    unit_offset: norms multiply by 1 + w. scaled_embedding: embeddings are multiplied by sqrt(width). attention_scale: factor on q·k, None
+    is 1 / sqrt(head_dim). attention_cap, logit_cap: scores, or logits, become cap · tanh(x / cap).
+    """
 
     family: str
     vocab_size: int
@@ -50,15 +73,36 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     tied_head: bool = False
     max_positions: int = 2048
+    layer_kinds: tuple[LayerKind, ...] = ()
+    second_rope: RopeConfig | None = None
+    activation: Activation = "silu"
+    norms: Norms = "before"
+    unit_offset: bool = False
+    scaled_embedding: bool = False
+    attention_scale: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.layer_kinds and len(self.layer_kinds) != self.num_layers:
+            raise ValueError(f"layer_kinds has {len(self.layer_kinds)} entries for {self.num_layers} layers")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+
+    @property
+    def windowed(self) -> bool:
+        """Whether some layer doesn't see all that stands before a token."""
+        return any(kind.window is not None for kind in self.layer_kinds)
+
+    @property
+    def two_ropes(self) -> bool:
+        """Whether layers don't all rotate alike."""
+        return any(kind.second_rope for kind in self.layer_kinds)
 
     @property
     def pairs_per_token(self) -> float:

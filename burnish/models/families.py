@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from burnish.config.errors import UserError
-from burnish.models.config import ModelConfig, RopeConfig, RopeKind
+from burnish.models.config import ModelConfig, QkNorm, RopeConfig, RopeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Family:
 
     architecture: str
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     head_dim: int | None = None
     num_kv_heads: int | None = None
 
@@ -39,7 +39,7 @@ _CLASSIFIER = "ForSequenceClassification"
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, num_kv_heads=32),
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128, num_kv_heads=32),
+    "qwen3": Family("Qwen3ForCausalLM", qk_norm="head", head_dim=128, num_kv_heads=32),
 }
 """By `model_type`. SmolLM2 and other Llama-shaped models are published as `llama`."""
 

@@ -17,12 +17,14 @@ from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import KEPT, Visibility, attention
-from burnish.models.config import ModelConfig, Precision, RopeConfig
+from burnish.models.config import ModelConfig, Precision
+from burnish.models.rope import Angles, rope_angles, rotate
 from burnish.models.rows import keep_rows
 
 Params = dict[str, Any]
@@ -65,17 +67,22 @@ def spec(config: ModelConfig) -> Params:
     def vector(size: int, axis: str, init: Literal["ones", "zeros"]) -> ParamSpec:
         return ParamSpec((num_layers, size), ("layers", axis), init)
 
+    def norm(size: int, axis: str) -> ParamSpec:
+        return vector(size, axis, "zeros" if config.unit_offset else "ones")
+
     layers: Params = {
-        "attn_norm": vector(width, "embed", "ones"),
         "q": matrix(width, heads, ("embed", "heads")),
         "k": matrix(width, kv_heads, ("embed", "kv_heads")),
         "v": matrix(width, kv_heads, ("embed", "kv_heads")),
         "o": matrix(heads, width, ("heads", "embed"), out_scale),
-        "mlp_norm": vector(width, "embed", "ones"),
         "gate": matrix(width, config.mlp_width, ("embed", "mlp")),
         "up": matrix(width, config.mlp_width, ("embed", "mlp")),
         "down": matrix(config.mlp_width, width, ("mlp", "embed"), out_scale),
     }
+    if config.norms != "after":
+        layers |= {"attn_norm": norm(width, "embed"), "mlp_norm": norm(width, "embed")}
+    if config.norms != "before":
+        layers |= {"attn_out_norm": norm(width, "embed"), "mlp_out_norm": norm(width, "embed")}
     if config.qkv_bias:
         layers |= {
             "q_bias": vector(heads, "heads", "zeros"),
@@ -90,12 +97,14 @@ def spec(config: ModelConfig) -> Params:
             "up_bias": vector(config.mlp_width, "mlp", "zeros"),
             "down_bias": vector(width, "embed", "zeros"),
         }
-    if config.qk_norm:
-        layers |= {"q_norm": vector(config.head_dim, "head_dim", "ones"), "k_norm": vector(config.head_dim, "head_dim", "ones")}
+    if config.qk_norm == "head":
+        layers |= {"q_norm": norm(config.head_dim, "head_dim"), "k_norm": norm(config.head_dim, "head_dim")}
+    if config.qk_norm == "whole":
+        layers |= {"q_norm": norm(heads, "heads"), "k_norm": norm(kv_heads, "kv_heads")}
     tree: Params = {
         "embed": ParamSpec((config.vocab_size, width), ("vocab", "embed")),
         "layers": layers,
-        "final_norm": ParamSpec((width,), ("embed",), "ones"),
+        "final_norm": ParamSpec((width,), ("embed",), "zeros" if config.unit_offset else "ones"),
     }
     if not config.tied_head:
         tree["head"] = ParamSpec((config.vocab_size, width), ("vocab", "embed"))
@@ -179,78 +188,63 @@ def rms_norm(x: Float[Array, "*n d"], weight: Float[Array, " d"], eps: float) ->
     return x * scale * _broadcast(weight, x.ndim)
 
 
+def normed(config: ModelConfig, x: Float[Array, "*n d"], weight: Float[Array, " d"]) -> Float[Array, "*n d"]:
+    """`rms_norm` as the model has it: by the weight, or by 1 + weight."""
+    return rms_norm(x, weight.astype(jnp.float32) + 1.0 if config.unit_offset else weight, config.norm_eps)
+
+
+def capped(x: Array, cap: float | None) -> Array:
+    """cap · tanh(x / cap), or x itself."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def lm_logits(
+    config: ModelConfig, x: Float[Array, "n D"], final_norm: Float[Array, " D"], head: Float[Array, "V D"]
+) -> Float[Array, "n V"]:
+    """From the residual stream after the last layer to logits."""
+    return capped(vocab_logits(normed(config, x, final_norm), head), config.logit_cap)
+
+
 def _broadcast(vector: Array, ndim: int) -> Array:
     return vector.reshape((1,) * (ndim - 1) + (-1,)).astype(jnp.float32)
 
 
-def rope_angles(config: ModelConfig, positions: Int[Array, "*n"]) -> tuple[Float[Array, "*n half"], Float[Array, "*n half"]]:
-    """cos and sin of the rotary embedding at each position (Su et al., 2021, arXiv:2104.09864)."""
-    frequencies, factor = rope_frequencies(config.rope, config.head_dim)
-    angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32).reshape((1,) * positions.ndim + (-1,))
-    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
-
-
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[list[float], float]:
-    """Inverse frequencies (head_dim / 2 of them) and the factor on cos and sin, after stretching.
-
-    `linear` divides every frequency (Chen et al., 2023, arXiv:2306.15595); `llama3` keeps short wavelengths, divides long ones and blends
-    between; `yarn` ramps from extrapolation to interpolation over dimensions and sharpens attention (Peng et al., 2023, arXiv:2309.00071).
-    """
-    half = head_dim // 2
-    base = [rope.theta ** (-2.0 * i / head_dim) for i in range(half)]
-    if rope.kind == "none":
-        return base, 1.0
-    if rope.kind == "linear":
-        return [f / rope.factor for f in base], 1.0
-    if rope.kind == "llama3":
-        return [_llama3_frequency(f, rope) for f in base], 1.0
-    return _yarn_frequencies(base, rope, head_dim)
-
-
-def _llama3_frequency(frequency: float, rope: RopeConfig) -> float:
-    wavelength = 2 * math.pi / frequency
-    low, high = rope.original_max_positions / rope.low_freq_factor, rope.original_max_positions / rope.high_freq_factor
-    if wavelength > low:
-        return frequency / rope.factor
-    if wavelength < high:
-        return frequency
-    smooth = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    return (1 - smooth) * frequency / rope.factor + smooth * frequency
-
-
-def _yarn_frequencies(base: list[float], rope: RopeConfig, head_dim: int) -> tuple[list[float], float]:
-    def dimension(rotations: float) -> float:
-        return head_dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    span = max(high - low, 1e-3)
-    keep = [1.0 - min(max((i - low) / span, 0.0), 1.0) for i in range(len(base))]
-    frequencies = [f * k + f / rope.factor * (1 - k) for f, k in zip(base, keep, strict=True)]
-    return frequencies, _yarn_factor(rope)
-
-
-def _yarn_factor(rope: RopeConfig) -> float:
-    def mscale(weight: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
-
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-    if rope.mscale and rope.mscale_all_dim:
-        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
-    return mscale(1.0)
-
-
-def rotate(x: Float[Array, "*n H h"], cos: Float[Array, "*n half"], sin: Float[Array, "*n half"]) -> Float[Array, "*n H h"]:
-    """Rotate the two halves of each head (the Hugging Face layout)."""
-    first, second = jnp.split(x, 2, axis=-1)
-    c, s = cos[..., None, :], sin[..., None, :]
-    return jnp.concatenate([first * c - second * s, second * c + first * s], axis=-1)
-
-
 # -------------------------------------------------------------------------------------------------------------------- layers
+
+
+class LayerTraits(NamedTuple):
+    """How a layer differs from its neighbours, as numbers, so that layers of all kinds are one program.
+
+    window: a query sees keys less than so many positions back; `EVERYTHING` where all. second_rope: which angles rotate.
+    """
+
+    window: Array | np.ndarray
+    second_rope: Array | np.ndarray
+
+
+EVERYTHING = np.int32(2**30)
+
+
+def layer_traits(config: ModelConfig) -> LayerTraits | None:
+    """Of all layers, stacked; None where all are plain."""
+    kinds = config.layer_kinds
+    if not kinds:
+        return None
+    windows = [EVERYTHING if kind.window is None else kind.window for kind in kinds]
+    return LayerTraits(np.asarray(windows, np.int32), np.asarray([kind.second_rope for kind in kinds]))
+
+
+def traits_of(config: ModelConfig, index: int) -> LayerTraits | None:
+    """Of one layer."""
+    traits = layer_traits(config)
+    return None if traits is None else LayerTraits(*(jnp.asarray(trait[index]) for trait in traits))
+
+
+def own_attention(config: ModelConfig, traits: LayerTraits | None) -> dict[str, Any]:
+    """What a layer's attention needs to know beyond q, k, v and who sees whom: keyword arguments of `attention` and of a cache's."""
+    window = traits.window if traits is not None and config.windowed else None
+    return {"window": window, "cap": config.attention_cap}
+
 
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 """(q [..., H, h], k [..., K, h], v [..., K, h]) → (mixed [..., H, h], whatever the caller keeps: its cache, or None)."""
@@ -271,33 +265,51 @@ def block(
     config: ModelConfig,
     layer: Params,
     x: Float[Array, "*n D"],
-    angles: tuple[Array, Array],
+    angles: Angles,
     attend: Attend,
     *,
+    traits: LayerTraits | None = None,
     adapter: Adapter | None = None,
     precision: Precision = "f32",
     mlp_parts: int = 1,
 ) -> tuple[Float[Array, "*n D"], Any]:
-    """One layer on the float32 residual stream; returns it and what `attend` kept. `layer` and `adapter.pairs` are one layer's slice.
+    """One layer on the float32 residual stream; returns it and what `attend` kept. `layer`, `traits` and `adapter.pairs` are one layer's
+    slice.
 
     mlp_parts: over how many parts of the tokens the MLP goes, one after another, keeping nothing inside for a backward pass.
     """
     linear = partial(project, layer=layer, adapter=adapter, precision=precision)
-    normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
-    q = linear("q", x=normed).reshape(*x.shape[:-1], config.num_heads, config.head_dim)
-    k = linear("k", x=normed).reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
-    v = linear("v", x=normed).reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
-    if config.qk_norm:
-        q, k = rms_norm(q, layer["q_norm"], config.norm_eps), rms_norm(k, layer["k_norm"], config.norm_eps)
+
+    def norm(name: str, x: Array) -> Array:
+        return normed(config, x, layer[name]) if name in layer else x
+
+    inner = norm("attn_norm", x)
+    q, k = linear("q", x=inner), linear("k", x=inner)
+    if config.qk_norm == "whole":
+        q, k = norm("q_norm", q), norm("k_norm", k)
+    q = q.reshape(*x.shape[:-1], config.num_heads, config.head_dim)
+    k = k.reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
+    v = linear("v", x=inner).reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
+    if config.qk_norm == "head":
+        q, k = norm("q_norm", q), norm("k_norm", k)
+    if config.attention_scale is not None:  # attention itself divides by sqrt(head_dim)
+        q = q * (config.attention_scale * math.sqrt(config.head_dim))
+    if config.two_ropes and traits is not None:
+        angles = jnp.where(traits.second_rope, angles[0][1], angles[0][0]), jnp.where(traits.second_rope, angles[1][1], angles[1][0])
     mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
-    x = checkpoint_name(x + linear("o", x=mixed.reshape(*x.shape[:-1], -1)), KEPT)
+    x = checkpoint_name(x + norm("attn_out_norm", linear("o", x=mixed.reshape(*x.shape[:-1], -1))), KEPT)
 
     def mlp(x: Array) -> Array:
-        normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-        gate, up = checkpoint_name(linear("gate", x=normed), KEPT), checkpoint_name(linear("up", x=normed), KEPT)
-        return linear("down", x=jax.nn.silu(gate) * up)
+        inner = norm("mlp_norm", x)
+        gate, up = checkpoint_name(linear("gate", x=inner), KEPT), checkpoint_name(linear("up", x=inner), KEPT)
+        return norm("mlp_out_norm", linear("down", x=activated(config, gate) * up))
 
     return x + (mlp(x) if mlp_parts == 1 else _in_parts(mlp, x, mlp_parts)), kept
+
+
+def activated(config: ModelConfig, gate: Array) -> Array:
+    """What the MLP's gate goes through."""
+    return jax.nn.silu(gate) if config.activation == "silu" else jax.nn.gelu(gate, approximate=True)
 
 
 def _in_parts(f: Callable[[Array], Array], x: Float[Array, "B T D"], parts: int) -> Float[Array, "B T D"]:
@@ -307,8 +319,10 @@ def _in_parts(f: Callable[[Array], Array], x: Float[Array, "B T D"], parts: int)
     return jax.lax.map(jax.checkpoint(f, prevent_cse=False), cut).swapaxes(0, 1).reshape(x.shape)
 
 
-def embed(params: Params, tokens: Int[Array, "*n"]) -> Float[Array, "*n D"]:
-    return jnp.take(params["embed"], tokens, axis=0).astype(jnp.float32)
+def embed(config: ModelConfig, table: Float[Array, "V D"], tokens: Int[Array, "*n"]) -> Float[Array, "*n D"]:
+    """What enters the first layer."""
+    rows = jnp.take(table, tokens, axis=0).astype(jnp.float32)
+    return rows * math.sqrt(config.width) if config.scaled_embedding else rows
 
 
 def forward(
@@ -332,69 +346,76 @@ def forward(
     mlp_parts = _divisor(tokens.shape[1], at_most=max(1, tokens.size // MLP_TOKENS)) if remat else 1
     scale = 0.0 if adapter is None else adapter.scale
 
-    def run(x: Array, weights: tuple[Params, Params | None], context: tuple[tuple[Array, Array], Visibility]) -> Array:
-        angles, visibility = context
+    def run(
+        x: Array, weights: tuple[Params, Params | None], traits: LayerTraits | None, context: tuple[Angles, Array, Visibility]
+    ) -> Array:
+        angles, positions, visibility = context
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            return attention(q, k, v, visibility, precision=precision), None
+            own = own_attention(config, traits)
+            return attention(q, k, v, visibility, precision=precision, positions=positions, **own), None
 
         layer, pairs = weights
         x = keep_rows(x)
         own = None if pairs is None else Adapter(pairs, scale)
-        return block(config, layer, x, angles, attend, adapter=own, precision=precision, mlp_parts=mlp_parts)[0]
+        return block(config, layer, x, angles, attend, traits=traits, adapter=own, precision=precision, mlp_parts=mlp_parts)[0]
 
-    layers = params["layers"], None if adapter is None else adapter.pairs
-    context = rope_angles(config, positions), visibility
-    x = embed(params, tokens) if noise is None else embed(params, tokens) + noise
+    layers, traits = (params["layers"], None if adapter is None else adapter.pairs), layer_traits(config)
+    context = rope_angles(config, positions), positions, visibility
+    x = embed(config, params["embed"], tokens) if noise is None else embed(config, params["embed"], tokens) + noise
     if remat == "nested":
-        x = cast(Array, _nested(run, config.num_layers, x, layers, context))
+        x = cast(Array, _nested(run, config.num_layers, x, layers, traits, context))
     else:
         policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
-        body = jax.checkpoint(lambda x, weights: (run(x, weights, context), None), policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(body, x, layers)
-    return rms_norm(x, params["final_norm"], config.norm_eps)
+        body = jax.checkpoint(lambda x, layer: (run(x, layer[0], layer[1], context), None), policy=policy, prevent_cse=False)
+        x, _ = jax.lax.scan(body, x, (layers, traits))
+    return normed(config, x, params["final_norm"])
+
+
+Run = Callable[[Array, Any, Any, Any], Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _nested(run: Callable[[Array, Any, Any], Array], num_layers: int, x: Array, layers: Any, context: Any) -> Array:
-    """`run(x, one layer's slice, context)` through all layers, with the gradient of `remat: nested`. `context` gets none.
+def _nested(run: Run, num_layers: int, x: Array, layers: Any, traits: Any, context: Any) -> Array:
+    """`run(x, one layer's slice, its traits, context)` through all layers, with the gradient of `remat: nested`. `traits` and `context` get
+    none.
 
     Scans within checkpointed scans would copy the weights of a group of layers, twice, and gather its gradients apart: here each layer
     is taken from the whole by its index, and its gradient put into the whole.
     """
-    return _nested_forward(run, num_layers, x, layers, context)[0]
+    return _nested_forward(run, num_layers, x, layers, traits, context)[0]
 
 
-def _nested_forward(run: Callable[[Array, Any, Any], Array], num_layers: int, x: Array, layers: Any, context: Any) -> tuple[Array, Any]:
+def _nested_forward(run: Run, num_layers: int, x: Array, layers: Any, traits: Any, context: Any) -> tuple[Array, Any]:
     size = num_layers // _divisor(num_layers, at_most=math.isqrt(num_layers) + 1)
 
     def group(x: Array, first: Array) -> tuple[Array, Array]:
-        return jax.lax.fori_loop(first, first + size, lambda i, x: run(x, _at(layers, i), context), x), x
+        return jax.lax.fori_loop(first, first + size, lambda i, x: run(x, _at(layers, i), _at(traits, i), context), x), x
 
     x, inputs = jax.lax.scan(group, x, jnp.arange(0, num_layers, size))
-    return x, (inputs, layers, context)
+    return x, (inputs, layers, traits, context)
 
 
-def _nested_backward(run: Callable[[Array, Any, Any], Array], num_layers: int, residuals: Any, g: Array) -> tuple[Array, Any, None]:
-    inputs, layers, context = residuals
+def _nested_backward(run: Run, num_layers: int, residuals: Any, g: Array) -> tuple[Array, Any, None, None]:
+    inputs, layers, traits, context = residuals
     size = num_layers // inputs.shape[0]
 
     def group(carry: tuple[Array, Any], start: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
         first, x = start
         indices = first + jnp.arange(size)
-        _, inside = jax.lax.scan(lambda x, i: (run(x, _at(layers, i), context), x), x, indices)
+        _, inside = jax.lax.scan(lambda x, i: (run(x, _at(layers, i), _at(traits, i), context), x), x, indices)
         return jax.lax.scan(layer, carry, (indices, inside), reverse=True)
 
     def layer(carry: tuple[Array, Any], start: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
         (g, d_layers), (index, x) = carry, start
-        _, pull = jax.vjp(lambda x, weights: run(x, weights, context), x, _at(layers, index))
+        _, pull = jax.vjp(lambda x, weights: run(x, weights, _at(traits, index), context), x, _at(layers, index))
         g, d_layer = pull(g)
         put = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
         return (g, jax.tree.map(put, d_layers, d_layer)), None
 
     start = g, jax.tree.map(jnp.zeros_like, layers)
     (g, d_layers), _ = jax.lax.scan(group, start, (jnp.arange(0, num_layers, size), inputs), reverse=True)
-    return g, d_layers, None
+    return g, d_layers, None, None
 
 
 _nested.defvjp(_nested_forward, _nested_backward)

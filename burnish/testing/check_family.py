@@ -20,8 +20,9 @@ from jaxtyping import Array, Float, Int
 from burnish.models import weights
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
+from burnish.models.rope import rope_angles
 from burnish.models.sharding import batch_sharding, shardings
-from burnish.models.transformer import Params, block, embed, forward, init, rms_norm, rope_angles, spec
+from burnish.models.transformer import LayerTraits, Params, block, capped, embed, forward, init, layer_traits, normed, own_attention, spec
 
 MESHES = ({"data": 2}, {"fsdp": 2, "tp": 2}, {"data": 2, "fsdp": 2, "tp": 2})
 WIDTH = 24
@@ -149,20 +150,25 @@ def _decode(config: ModelConfig, params: Params, tokens: Int[Array, " T"]) -> Fl
         token, position = token_and_position
         angles = rope_angles(config, position[None])
 
-        def one_layer(x: Array, inputs: tuple[Params, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            layer, keys, values = inputs
+        def one_layer(x: Array, inputs: tuple[Params, LayerTraits | None, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            layer, traits, keys, values = inputs
+            own = own_attention(config, traits)
 
             def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
                 held = keys.at[position].set(k[0]), values.at[position].set(v[0])
                 all_keys, all_values = (jnp.repeat(kind, group, axis=1) for kind in held)
-                scores = jnp.einsum("hd,shd->hs", q[0], all_keys) * config.head_dim**-0.5
-                weights = jax.nn.softmax(jnp.where(columns[None] <= position, scores, -1e30), axis=-1)
+                scores = capped(jnp.einsum("hd,shd->hs", q[0], all_keys) * config.head_dim**-0.5, own["cap"])
+                seen = columns[None] <= position
+                if own["window"] is not None:
+                    seen &= position - columns[None] < own["window"]
+                weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
                 return jnp.einsum("hs,shd->hd", weights, all_values)[None], held
 
-            return block(config, layer, x, angles, attend)
+            return block(config, layer, x, angles, attend, traits=traits)
 
-        x, cache = jax.lax.scan(one_layer, embed(params, token[None]), (params["layers"], *cache))
-        return cache, rms_norm(x, params["final_norm"], config.norm_eps)[0]
+        start = embed(config, params["embed"], token[None])
+        x, cache = jax.lax.scan(one_layer, start, (params["layers"], layer_traits(config), *cache))
+        return cache, normed(config, x, params["final_norm"])[0]
 
     empty = jnp.zeros((config.num_layers, tokens.shape[0], config.num_kv_heads, config.head_dim))
     return jax.lax.scan(step, (empty, empty), (tokens, columns))[1]

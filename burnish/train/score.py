@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision, Remat, forward, head_matrix, vocab_logits
+from burnish.models.transformer import Adapter, Params, Precision, Remat, capped, forward, head_matrix, vocab_logits
 from burnish.rl.batch import TokenBatch
 
 HeadFn = Callable[[Float[Array, "C V"], Any], dict[str, Float[Array, " C"]]]
@@ -36,7 +36,8 @@ class HeadOptions:
     """How the head is streamed.
 
     chunk: tokens whose logits exist at one time. train_head: whether the head gets a gradient (else it is a constant). head_fn: scalars of
-    the whole distribution; a measurement without a gradient unless `head_fn_gradient`.
+    the whole distribution; a measurement without a gradient unless `head_fn_gradient`. logit_cap: the model's own
+    (`policy_scores` sets it).
     """
 
     chunk: int = 512
@@ -44,6 +45,7 @@ class HeadOptions:
     train_head: bool = False
     head_fn: HeadFn | None = None
     head_fn_gradient: bool = False
+    logit_cap: float | None = None
 
     @property
     def one_pass(self) -> bool:
@@ -77,6 +79,7 @@ def policy_scores(
     tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
     rule = Visibility(jnp.asarray(batch.segments), jnp.asarray(batch.parents))
     hidden = forward(config, params, tokens, positions, rule, adapter=adapter, precision=options.precision, remat=remat, noise=noise)
+    options = dataclasses.replace(options, logit_cap=config.logit_cap)
     return target_scores(hidden, head_matrix(config, params), batch, options=options, aux=aux)
 
 
@@ -212,7 +215,7 @@ def _scan_head(
 
 
 def _scalars(options: HeadOptions, logits: Float[Array, "C V"], asked: Asked) -> Scalars:
-    tempered = logits / asked.temperatures[:, None]
+    tempered = capped(logits, options.logit_cap) / asked.temperatures[:, None]
     extras = {} if options.head_fn is None else options.head_fn(tempered, asked.aux)
     return token_logps(tempered, asked.ids, asked.kept_ids), extras
 

@@ -1,4 +1,4 @@
-"""Attention in blocks equals a dense reference, gradients included, and holds nothing of size [T, T]."""
+"""Attention in blocks equals a dense reference, gradients, windows and caps included, and holds nothing of size [T, T]."""
 
 from functools import partial
 from typing import Any
@@ -10,23 +10,35 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxtyping import Array, Bool
 
-from burnish.models.attention import Visibility, _needed, attention
+from burnish.models.attention import Visibility, _needed, _Rule, attention
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM = 2, 6, 2, 8
 
 
-def dense_mask(rule: Visibility) -> Bool[Array, "B T T"]:
+def dense_mask(rule: Visibility, positions: Array | None = None, window: Array | None = None) -> Bool[Array, "B T T"]:
     """The rule, written out."""
+    if positions is not None and window is not None:
+        return dense_mask(rule) & (positions[:, :, None] - positions[:, None, :] < window)
     columns = jnp.arange(rule.segments.shape[1])
     keys, own, parents = rule.segments[:, None, :], rule.segments[:, :, None], rule.parents[:, :, None]
     return (columns[None, None, :] <= columns[None, :, None]) & (keys != 0) & ((keys == own) | (keys == parents))
 
 
-def reference(q: Array, k: Array, v: Array, rule: Visibility) -> Array:
+def reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    rule: Visibility,
+    *,
+    positions: Array | None = None,
+    window: Array | None = None,
+    cap: float | None = None,
+) -> Array:
     """Softmax over a dense mask; a query that sees nothing gives 0."""
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    mask = dense_mask(rule)[:, None]
+    mask = dense_mask(rule, positions, window)[:, None]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1]).astype(np.float32)
+    scores = scores if cap is None else cap * jnp.tanh(scores / cap)
     weights = jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1), 0.0)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
@@ -93,12 +105,63 @@ def test_a_block_is_skipped_only_where_nothing_is_visible() -> None:
     """Every visible pair lies in a needed pair of blocks; above the diagonal none is needed, nor between two packed sequences."""
     for name in RULES:
         rule = rule_of(name, 64)
-        blocks = Visibility(*(x.reshape(ROWS, 8, 8).swapaxes(0, 1) for x in rule))
+        blocks = in_blocks(rule)
         visible = np.asarray(dense_mask(rule)).any(axis=0).reshape(8, 8, 8, 8).any(axis=(1, 3))
         assert not (visible & ~np.asarray(_needed(blocks))).any(), name
     segments = jnp.repeat(jnp.asarray([1, 2], jnp.int32), 32)[None]
-    needed = _needed(Visibility(*(x.reshape(1, 8, 8).swapaxes(0, 1) for x in (segments, jnp.zeros_like(segments)))))
+    needed = _needed(in_blocks(Visibility(segments, jnp.zeros_like(segments))))
     np.testing.assert_array_equal(needed, np.kron(np.eye(2, dtype=bool), np.tril(np.ones((4, 4), bool))))
+
+
+def in_blocks(rule: Visibility, positions: Array | None = None, window: int | None = None) -> _Rule:
+    """Eight blocks of eight tokens."""
+    cut = [None if x is None else x.reshape(-1, 8, 8).swapaxes(0, 1) for x in (*rule, positions)]
+    return _Rule(*cut, None if window is None else jnp.int32(window))  # type: ignore[arg-type]
+
+
+@partial(jax.jit, static_argnames="cap")
+def windowed(q: Array, k: Array, v: Array, rule: Visibility, positions: Array, window: Array, *, cap: float | None) -> tuple[Any, Any]:
+    """As `ours_and_reference`, with a window that may be another at every call of the one program."""
+
+    def run(f: Any) -> tuple[Array, tuple[Array, ...]]:
+        out, pull = jax.vjp(lambda q, k, v: f(q, k, v, rule, positions=positions, window=window, cap=cap), q, k, v)
+        return out, pull(jnp.sin(jnp.arange(q.size, dtype=jnp.float32)).reshape(q.shape))
+
+    return run(partial(attention, block=8)), run(reference)
+
+
+@pytest.mark.parametrize("name", ["causal", "shared prompt", "padded"])
+def test_windows_and_caps_equal_the_dense_reference(name: str) -> None:
+    """A window of 1 sees the token itself; a completion's window reaches back into the prompt by positions, not by columns."""
+    q, k, v = inputs(37)
+    rule = rule_of(name, 37)
+    position = np.stack([logical_positions(*(np.asarray(x)[row] for x in rule)) for row in range(ROWS)])
+    results = []
+    for window in (1, 5, 20, 2**30):
+        ours, wanted = windowed(3 * q, 3 * k, v, rule, jnp.asarray(position, jnp.int32), jnp.int32(window), cap=2.0)
+        for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(ours), strict=True):
+            np.testing.assert_allclose(other, one, atol=5e-5)
+        results.append(np.asarray(ours[0]))
+    assert all(np.abs(one - other).max() > 0.1 for one, other in zip(results, results[1:], strict=False))
+
+
+def logical_positions(segments: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    """Positions as a sequence counts them: a completion goes on where its prompt ended."""
+    lengths = {int(segment): int((segments == segment).sum()) for segment in np.unique(segments)}
+    starts = {int(segment): lengths.get(int(parents[segments == segment][0]), 0) * (segment > 1) for segment in np.unique(segments)}
+    return np.asarray([starts[int(s)] + int((segments[:i] == s).sum()) for i, s in enumerate(segments)])
+
+
+def test_blocks_beyond_the_window_are_skipped() -> None:
+    ones = jnp.ones((1, 64), jnp.int32)
+    needed = _needed(in_blocks(Visibility(ones, 0 * ones), jnp.arange(64, dtype=jnp.int32)[None], window=9))
+    np.testing.assert_array_equal(needed, np.tril(np.ones((8, 8), bool)) & ~np.tril(np.ones((8, 8), bool), k=-2))
+
+
+def test_a_window_without_positions_is_refused() -> None:
+    q, k, v = inputs(37)
+    with pytest.raises(ValueError, match="pass `positions`"):
+        attention(q, k, v, rule_of("causal", 37), window=4)
 
 
 def sizes(jaxpr: Jaxpr) -> list[int]:

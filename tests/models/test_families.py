@@ -59,9 +59,9 @@ def test_the_declared_dtype_in_both_forms() -> None:
 
 def test_what_a_family_adds_to_its_keys() -> None:
     qwen2 = read_config(OLD | {"architectures": ["Qwen2ForCausalLM"]})
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 8)
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, None, 8)
     qwen3 = read_config(OLD | {"architectures": ["Qwen3ForCausalLM"], "attention_bias": True})
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (True, True, True, 128)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (True, True, "head", 128)
 
 
 @pytest.mark.parametrize(

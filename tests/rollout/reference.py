@@ -16,7 +16,7 @@ from burnish.types import Completion, Request, SamplingParams
 
 T = TypeVar("T")
 
-CONFIG = ModelConfig("llama", 97, 32, 2, 4, 2, 8, 48, RopeConfig(1e4), qkv_bias=True, qk_norm=True, max_positions=256)
+CONFIG = ModelConfig("llama", 97, 32, 2, 4, 2, 8, 48, RopeConfig(1e4), qkv_bias=True, qk_norm="head", max_positions=256)
 OPTIONS: dict[str, Any] = {
     "decode_text": lambda ids: "".join(chr(33 + i) for i in ids),
     "context": 128,

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Precision
+from burnish.models.transformer import Precision, capped
 
 _BLOCK = 64  # positions that are summed together, whatever the capacity
 
@@ -108,8 +109,15 @@ def append(cache: LayerCache, k: Float[Array, "S K h"], v: Float[Array, "S K h"]
     )
 
 
-def attend(q: Float[Array, "S H h"], cache: LayerCache, positions: Int[Array, " S"]) -> Float[Array, "S H h"]:
-    """softmax(q·k / sqrt(h)) v over positions 0..positions[slot] of each slot.
+def attend(
+    q: Float[Array, "S H h"],
+    cache: LayerCache,
+    positions: Int[Array, " S"],
+    *,
+    window: Array | np.ndarray | int | None = None,
+    cap: float | None = None,
+) -> Float[Array, "S H h"]:
+    """softmax(q·k / sqrt(h)) v over positions 0..positions[slot] of each slot, or the last `window` of them; scores go through `cap`.
 
     Sums over positions are products over blocks of a fixed size, or pairwise, so a slot's result has the same bits at every capacity: a
     compiler may order a plain sum differently at each size, but here what lies beyond a slot's position only adds exact zeros.
@@ -117,8 +125,12 @@ def attend(q: Float[Array, "S H h"], cache: LayerCache, positions: Int[Array, " 
     slots, heads, head_dim = q.shape
     kv_heads, capacity, dtype = cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype
     grouped = (q * head_dim**-0.5).reshape(slots, kv_heads, -1, head_dim).astype(dtype)
-    scores = jnp.einsum("skgh,skhc->skgc", grouped, cache.keys, preferred_element_type=jnp.float32)
-    seen = (jnp.arange(capacity)[None] <= positions[:, None])[:, None, None]
+    scores = capped(jnp.einsum("skgh,skhc->skgc", grouped, cache.keys, preferred_element_type=jnp.float32), cap)
+    places = jnp.arange(capacity)[None]
+    seen = places <= positions[:, None]
+    if window is not None:
+        seen &= positions[:, None] - places < window
+    seen = seen[:, None, None]
     highest = jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True)
     weights = jnp.exp(jnp.where(seen, scores - highest, -jnp.inf))
     weight_blocks = weights.astype(dtype).reshape(*scores.shape[:-1], -1, _BLOCK)

@@ -10,7 +10,7 @@ Axes: S slots, R prefilled rows, P padded prompt length, E stop ids a slot, N to
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from burnish.models.attention import Visibility, attention
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Precision, block, rms_norm, rope_angles, vocab_logits
+from burnish.models.rope import rope_angles
+from burnish.models.transformer import Precision, block, embed, lm_logits, own_attention, traits_of
 from burnish.rollout.native.cache import Cache, LayerCache, Spread, append, attend, insert, kept
 from burnish.rollout.native.layout import Weights
 from burnish.rollout.native.sample import Rules, Sampled, sample, uniforms
@@ -59,14 +60,17 @@ def prefill(
     columns = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
     real = (columns < lengths[:, None]).astype(jnp.int32)
     angles, visibility = rope_angles(config, columns), Visibility(real, jnp.zeros_like(real))
-    x = jnp.take(weights.embed, prompts, axis=0).astype(jnp.float32)
+    x = embed(config, weights.embed, prompts)
     filled: list[LayerCache] = []
     for index, held in enumerate(cache):
+        traits = traits_of(config, index)
+        own = own_attention(config, traits)
 
-        def mix(q: Array, k: Array, v: Array, held: LayerCache = held) -> tuple[Array, LayerCache]:
-            return attention(q, k, v, visibility, precision=precision), kept(insert(held, k, v, source), spread)
+        def mix(q: Array, k: Array, v: Array, held: LayerCache = held, own: Any = own) -> tuple[Array, LayerCache]:
+            mixed = attention(q, k, v, visibility, precision=precision, positions=columns, **own)
+            return mixed, kept(insert(held, k, v, source), spread)
 
-        x, written = block(config, _layer(weights, index, x), x, angles, mix, precision=precision)
+        x, written = block(config, _layer(weights, index, x), x, angles, mix, traits=traits, precision=precision)
         filled.append(written)
     last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
     logits = jnp.take(_logits(config, weights, last), jnp.maximum(source, 0), axis=0)
@@ -113,15 +117,17 @@ def _advance(
 ) -> tuple[Cache, Float[Array, "S D"]]:
     """Put each slot's last token through the layers; its keys and values enter the cache."""
     angles = rope_angles(config, slots.positions)
-    x = jnp.take(weights.embed, slots.tokens, axis=0).astype(jnp.float32)
+    x = embed(config, weights.embed, slots.tokens)
     grown: list[LayerCache] = []
     for index, held in enumerate(cache):
+        traits = traits_of(config, index)
+        own = own_attention(config, traits)
 
-        def mix(q: Array, k: Array, v: Array, held: LayerCache = held) -> tuple[Array, LayerCache]:
+        def mix(q: Array, k: Array, v: Array, held: LayerCache = held, own: Any = own) -> tuple[Array, LayerCache]:
             held = kept(append(held, k, v, slots.positions), spread)
-            return attend(q, held, slots.positions), held
+            return attend(q, held, slots.positions, **own), held
 
-        x, written = block(config, _layer(weights, index, x), x, angles, mix, precision=precision)
+        x, written = block(config, _layer(weights, index, x), x, angles, mix, traits=traits, precision=precision)
         grown.append(written)
     return tuple(grown), x
 
@@ -139,7 +145,7 @@ def _layer(weights: Weights, index: int, x: Array) -> dict[str, Array]:
 
 
 def _logits(config: ModelConfig, weights: Weights, hidden: Float[Array, "n D"]) -> Float[Array, "n V"]:
-    return vocab_logits(rms_norm(hidden, weights.final_norm, config.norm_eps), weights.head)
+    return lm_logits(config, hidden, weights.final_norm, weights.head)
 
 
 def _whole(logits: Float[Array, "S V"], spread: Spread | None) -> Float[Array, "S V"]:

@@ -28,10 +28,20 @@ LAYERS = [
         "burnish.rollout.scripted",
     ]
     + ["burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
-    + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"],
+    + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"]
+    + ["burnish.observe.trace_writer", "burnish.observe.trace_reader", "burnish.observe.bottlenecks", "burnish.observe.health"]
+    + ["burnish.observe.report", "burnish.observe.trackers"],
     ["burnish.agentic", "burnish.rl.evaluation", "burnish.rl.fleet"],
     # with jax
-    ["burnish.pytree", "burnish.models", "burnish.rl.batch", "burnish.rl.losses", "burnish.rl.aggregate", "burnish.rl.algorithms"]
+    [
+        "burnish.pytree",
+        "burnish.observe.devices",
+        "burnish.models",
+        "burnish.rl.batch",
+        "burnish.rl.losses",
+        "burnish.rl.aggregate",
+        "burnish.rl.algorithms",
+    ]
     + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.placement"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
     [
@@ -52,7 +62,6 @@ LAYERS = [
         "burnish.rl.sites",
         "burnish.rl.vocabulary",
         "burnish.train.trainers",
-        "burnish.observe.report",
         "burnish.testing",
     ],
     ["burnish.cli", "burnish.__main__"],

@@ -23,6 +23,7 @@ from burnish import faults
 from burnish.agentic.worker_process import describe
 from burnish.agentic.workers import Answer, Fault, Unsendable, Worker, WorkerDied, WorkerPool, dumps
 from burnish.config.errors import CallError, CallTimeout
+from burnish.observe.trace import span
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ class EnvCalls:
         """What the method returns; raises `CallError` or `CallTimeout`. point: the fault point that it passes."""
         fn, fault, start = getattr(self._env, method), (point, self._ids), time.monotonic()
         try:
-            return await asyncio.wait_for(self._called(fn, method, args, fault), self._timeout_s)
+            with span(point, turn=self._env.num_steps):
+                return await asyncio.wait_for(self._called(fn, method, args, fault), self._timeout_s)
         except (TimeoutError, asyncio.CancelledError) as error:
             self._hung = True
             if self._thread is not None:

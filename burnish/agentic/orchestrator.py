@@ -16,7 +16,7 @@ from burnish.agentic.agents import ConversationAgentBase
 from burnish.agentic.environments import BaseTaskEnv
 from burnish.agentic.record import TokenRecord
 from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
-from burnish.observe.trace import span
+from burnish.observe.trace import lane, span
 from burnish.rewards.manager import RewardManager
 from burnish.types import Group, Prompt, SamplingParams, Status, Trajectory
 
@@ -76,7 +76,7 @@ class RolloutOrchestrator:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         group = Group(draw.id, draw.prompt, [task.result() for task in tasks])
-        with span("reward", step=draw.id[0], group=draw.id[1]):
+        with lane("rewards"), span("reward", step=draw.id[0], group=draw.id[1], samples=len(tasks)):
             await self._rewards.score(group)
         return group
 
@@ -114,7 +114,10 @@ class RolloutOrchestrator:
         if faults.point("episode.lost", step=draw.id[0], draw=draw.id[1], sample=sample, attempt=lost):
             await asyncio.Event().wait()
         collector = TrajectoryCollectEngine(self._context, params=draw.params[sample], seed_path=(*draw.seed_path, sample))
-        return await collector.collect(self._make_agent(), self._make_env(draw.prompt), group=draw.id, sample=sample)
+        with lane("episodes"), span("episode", step=draw.id[0], group=draw.id[1], sample=sample) as seen:
+            trajectory = await collector.collect(self._make_agent(), self._make_env(draw.prompt), group=draw.id, sample=sample)
+            seen.note(status=str(trajectory.status), turns=len(trajectory.steps), tokens=trajectory.num_sampled)
+        return trajectory
 
 
 __all__ = ["Draw", "RolloutOrchestrator"]

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from burnish.agentic.calls import Calls
 from burnish.config.errors import CallError, CallTimeout, UserError, suggest
+from burnish.observe.trace import lane, span
 from burnish.types import ToolCall
 
 ToolFunction: TypeAlias = Callable[..., Any]
@@ -94,7 +95,8 @@ class ToolSet:
     async def run(self, call: ToolCall, *, calls: Calls, timeout_s: float | None, max_characters: int) -> str:
         """The tool's answer, or an error in words, cut to `max_characters`. calls: decides where plain functions run."""
         try:
-            return await self._answer(call, calls, timeout_s, max_characters)
+            with lane("tools"), span("tool", tool=call.name):
+                return await self._answer(call, calls, timeout_s, max_characters)
         except CallTimeout:
             return f"error: {call.name} took longer than {timeout_s:g} s"
         except CallError as error:

@@ -32,6 +32,7 @@ from burnish.agentic.record import TokenRecord
 from burnish.config.errors import CallError, CallTimeout
 from burnish.config.schema import EpisodeLimits
 from burnish.data.length import OverlongPolicy, fit_prompt
+from burnish.observe.trace import span
 from burnish.rollout.engine import Engine
 from burnish.text.chat import Rendering
 from burnish.types import Message, Request, SamplingParams, Status, Step, StopReason, Trajectory
@@ -132,7 +133,9 @@ class TrajectoryCollectEngine:
             if params is None:
                 return Status.TRUNCATED, None
             request = Request(tuple(record.ids), params, (*self._seed_path, len(steps)))
-            completion = await context.engine.generate(request)
+            with span("model", turn=len(steps), prompt_tokens=len(record.ids)) as seen:
+                completion = await context.engine.generate(request)
+                seen.note(tokens=len(completion.ids), version=int(completion.versions[-1]) if len(completion.versions) else -1)
             step = Step(np.asarray(record.ids, np.int32), completion, context.decode(completion.ids.tolist()))
             steps.append(step)
             record.drawn(completion)

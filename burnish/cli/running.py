@@ -23,7 +23,7 @@ from burnish.config.loader import Resolved, dump_config
 from burnish.observe.display import ProgressSink
 from burnish.observe.run_folder import CHECKPOINTS, RunFolder
 from burnish.observe.sinks import JsonlSink, Sink
-from burnish.observe.trace import write_jsonl
+from burnish.observe.trace_writer import TraceWriter
 from burnish.observe.transcripts import TranscriptSink
 from burnish.rl.fleet import ALONE, Fleet, digest, leaders, require_same
 from burnish.rollout.engine import wait_for
@@ -128,7 +128,6 @@ class _Run(Generic[AnyConfig]):
             return self._stopped(stopping.signal or signal.SIGTERM, result.steps, self._saver.committed_step)
         exported = finish(result, self._path)
         if self._folder is not None:
-            write_jsonl(self._folder.trace_path)
             self._folder.complete()
         self._say(f"{result.steps} steps done; {exported} holds the result. Talk to it: burnish chat {self._path}")
         return 0
@@ -155,7 +154,8 @@ class _Run(Generic[AnyConfig]):
         self._saver = Saver(folder.checkpoints_path, config.checkpoint, fleet=self._fleet)
         lines, texts = JsonlSink(folder), [TranscriptSink(folder)] if self._transcripts else []
         self._written = [lines, *texts]
-        return [lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts]
+        traces = [TraceWriter(folder.trace_path, most_bytes=config.observe.trace_mib * 2**20)] if config.observe.trace_mib else []
+        return [lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *traces]
 
     def _go_on(self, learner: Learner[Any], saver: Saver) -> None:
         start = learner.resume(saver.folder, self._step)

@@ -423,6 +423,9 @@ class ObserveSection(Section):
     """Write every episode of a step to `transcripts/step_N.jsonl`."""
     progress: bool = True
     """Draw the progress display when the output is a terminal; otherwise print one line a step."""
+    trace_mib: Annotated[int, Field(ge=0)] = 48
+    """Most that `trace.pftrace`, the timeline of the run, may take on disk, in MiB: past half of it the older part gives way. 0 writes
+    none."""
 
 
 class RunSection(Section):

@@ -74,10 +74,13 @@ class TrainedClusterSection(Section):
 
 
 class ProgressSection(Section):
-    """What is shown while the run goes on."""
+    """What is shown and written while the run goes on."""
 
     progress: bool = True
     """Draw the progress display when the output is a terminal; otherwise print one line a step."""
+    trace_mib: Annotated[int, Field(ge=0)] = 48
+    """Most that `trace.pftrace`, the timeline of the run, may take on disk, in MiB: past half of it the older part gives way. 0 writes
+    none."""
 
 
 class RowsConfig(Section):
@@ -92,7 +95,7 @@ class RowsConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     """What is saved, when."""
     observe: ProgressSection = ProgressSection()
-    """What is shown while the run goes on."""
+    """What is shown and written while the run goes on."""
     run: RunSection = RunSection()
     """Identity of the run."""
 

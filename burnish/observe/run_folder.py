@@ -81,7 +81,7 @@ class RunFolder:
 
     @property
     def trace_path(self) -> Path:
-        return self.path / "trace.jsonl"
+        return self.path / "trace.pftrace"
 
     @property
     def evaluations_path(self) -> Path:

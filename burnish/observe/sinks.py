@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from burnish.observe import trace
 from burnish.observe.run_folder import RunFolder, write_atomically
 from burnish.types import Group, Trajectory
 
@@ -86,7 +85,7 @@ class Sinks:
 
 
 class JsonlSink:
-    """Writes `metrics.jsonl`, one line a step, `eval.json`, every evaluation with its outcomes, and `trace.jsonl`, the spans so far.
+    """Writes `metrics.jsonl`, one line a step, and `eval.json`, every evaluation with its outcomes.
 
     A run that goes on appends: call `rewind` first.
     """
@@ -114,7 +113,6 @@ class JsonlSink:
             self._file = os.open(self._folder.metrics_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         line = json.dumps({"step": report.step, **json_numbers(report.metrics)}) + "\n"
         os.write(self._file, line.encode())  # one write: only a line that crosses a page can be seen in part, without its end
-        trace.write_jsonl(self._folder.trace_path)
 
     def evaluation(self, report: EvalReport) -> None:
         outcomes = [
@@ -133,7 +131,6 @@ class JsonlSink:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        trace.write_jsonl(self._folder.trace_path)
 
 
 def json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:

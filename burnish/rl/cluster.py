@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from burnish.models.lora import adapter_spec
 from burnish.models.model import Model, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh, shardings
 from burnish.models.transformer import Adapter, Params, Precision
+from burnish.observe.devices import dispatched
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.algorithms import Algorithm
@@ -259,7 +261,10 @@ class RLCluster:
 
     def _score_with(self, trainable: Params, batch: TokenBatch) -> Float[Array, "R M"]:
         params, pairs = (trainable, None) if self._base is None else (self._base, trainable)
-        return self._score(params, pairs, batch)
+        start = time.monotonic_ns()
+        logps = self._score(params, pairs, batch)
+        dispatched("actor", "score", logps, start_ns=start)
+        return logps
 
     def get_ref_per_token_logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids under the reference: the first weights, or the base without its adapter."""
@@ -289,9 +294,11 @@ class RLCluster:
             self._anchor.moves()
         if Role.ACTOR in self._offloaded:
             self._state = dataclasses.replace(self.state, opt_state=to_devices(self.state.opt_state))
+        start = time.monotonic_ns()
         self._state, report = self._steps.update(self.state, self._base, micro_batches, count=count)
+        dispatched("actor", "update", report, start_ns=start, step=step - 1)
         self._put_away()
-        with span("update", step=step):
+        with span("update.wait"):
             metrics = read_metrics(report)
         stop_if_nonfinite(self._state, report, limit=self.training_config.max_nonfinite_updates, step=step)
         return metrics

@@ -6,6 +6,7 @@ algorithm's. The cluster holds the one critic, says where it runs and saves it; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from burnish.models.locate import locate
 from burnish.models.model import Model
 from burnish.models.sharding import check_mesh
 from burnish.models.transformer import Params, Precision
+from burnish.observe.devices import dispatched
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.aggregate import Aggregate
@@ -99,15 +101,20 @@ class Critic:
     def values(self, batch: TokenBatch) -> tuple[Values, Values]:
         """Before and after each scored id, 0 at padding, under the critic's weights now."""
         with span("score", role="critic"):
-            return self._site.back(self._values(self._working().trainable, self._site.take(batch)))
+            start = time.monotonic_ns()
+            values = self._site.back(self._values(self._working().trainable, self._site.take(batch)))
+            dispatched("critic", "score", values, start_ns=start)
+        return values
 
     def update(self, micro_batches: Iterable[ValueMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches. Returns its metrics, `critic/…`; raises NonFiniteError as the actor's."""
         state = self._working()
         assert self._steps is not None, "made together with the state"
+        start = time.monotonic_ns()
         state, report = self._steps.update(state, None, map(self._site.take, micro_batches), count=count)
+        dispatched("critic", "update", report, start_ns=start, step=step - 1)
         self.replace_state(state)
-        with span("update", step=step, role="critic"):
+        with span("update.wait", role="critic"):
             metrics = read_value_metrics(report)
         stop_if_nonfinite(state, report, limit=self._limit, step=step, optimizer=OPTIMIZER)
         return metrics

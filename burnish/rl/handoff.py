@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
+
+from burnish.observe import trace
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -36,21 +39,22 @@ class Handoff(Generic[T]):
         if capacity < 2:
             raise ValueError(f"a handoff needs room for one chunk and the end, capacity >= 2, got {capacity}")
         self._capacity = capacity
-        self._chunks: deque[T] = deque()
+        self._chunks: deque[tuple[T, trace.passage]] = deque()
         self._changed = threading.Condition()
         self._finished = False
         self._failure: BaseException | None = None
         self._closed = False
         self._interrupted = False
 
-    def put(self, chunk: T) -> None:
-        """Wait for room, then hand the chunk on. Raises `Closed` once the consumer has left."""
+    def put(self, chunk: T, *, flows: Sequence[int] = ()) -> None:
+        """Wait for room, then hand the chunk on. Raises `Closed` once the consumer has left. flows: of its wait in the queue, as a span."""
         with self._changed:
             while len(self._chunks) >= self._capacity - 1 and not self._closed:
                 _wait(self._changed, "the trainer to take a batch")
             if self._closed:
                 raise Closed
-            self._chunks.append(chunk)
+            self._chunks.append((chunk, trace.passage("queue", "queued", flows=flows)))
+            trace.count("queue", len(self._chunks))
             self._changed.notify_all()
 
     def finish(self, failure: BaseException | None = None) -> None:
@@ -67,7 +71,9 @@ class Handoff(Generic[T]):
             if self._interrupted:
                 raise Interrupted
             if self._chunks:
-                chunk = self._chunks.popleft()
+                chunk, waited = self._chunks.popleft()
+                waited.stop()
+                trace.count("queue", len(self._chunks))
                 self._changed.notify_all()
                 return chunk
             if self._failure is not None:
@@ -84,6 +90,8 @@ class Handoff(Generic[T]):
         """The consumer leaves: a producer that waits for room gets `Closed`."""
         with self._changed:
             self._closed = True
+            for _, waited in self._chunks:
+                waited.stop()
             self._chunks.clear()
             self._changed.notify_all()
 

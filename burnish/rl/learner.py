@@ -35,6 +35,7 @@ from burnish.config.schema import EpisodeLimits, RolloutConfig, RunSection, Samp
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
+from burnish.observe import trace
 from burnish.observe.metrics import Metric, MetricCollector
 from burnish.observe.sinks import AFTER, BEFORE, EvalReport, Sink, Sinks, StepReport
 from burnish.observe.trace import span
@@ -198,7 +199,8 @@ class RLLearner:
         try:
             self._prepare()
             try:
-                self._loop(producer, gate, saver, on_step)
+                with span("run", steps=self._training.max_steps, after=start):
+                    self._loop(producer, gate, saver, on_step)
             except Interrupted:
                 result.stopped = True
             if saver is not None:
@@ -220,7 +222,11 @@ class RLLearner:
         if training.compare and result.steps == 0:
             self._evaluate(BEFORE, 0)
         producer.start()
-        while self._step():
+        while True:
+            with span("step", step=result.steps):
+                went_on = self._step()
+            if not went_on:
+                break
             step = result.steps
             if training.eval_every is not None and step % training.eval_every == 0:
                 self._evaluate(f"step {step}", step)
@@ -268,7 +274,7 @@ class RLLearner:
                     record_chunks(self._metrics, chunks)
                     record_credit(self._metrics, scored)
                 self._half_done = True
-                self._update(scored, step)
+                self._update(scored, step, flows=[trace.flow(*key) for key in {chunk.key[:2] for chunk in chunks}])
         record_rollout(self._metrics, groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated)
         with self._timed("sync"):
             self.cluster.sync_weights()
@@ -287,10 +293,10 @@ class RLLearner:
         with self._timed("wait"):
             return together(self._fleet, "batches for an update", take, lambda chunks: [chunk.sign() for chunk in chunks])
 
-    def _update(self, scored: Sequence[Scored], step: int) -> None:
+    def _update(self, scored: Sequence[Scored], step: int, flows: Sequence[int]) -> None:
         """One update of the critic, if there is one, and one of the policy, unless the critic still warms up."""
         count = len(scored)
-        with self._timed("update"):
+        with self._timed("update", ends=flows, version=self.cluster.version):
             if self._algorithm.value_loss is not None:
                 values = (part.critic for part in scored if part.critic is not None)
                 self._metrics.merge(self.cluster.update_critic(values, count=count, step=step))
@@ -315,9 +321,9 @@ class RLLearner:
         self._sinks.step(StepReport(step, self._training.max_steps, metrics, groups))
 
     @contextlib.contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _timed(self, phase: str, **about: Any) -> Iterator[None]:
         start = time.monotonic()
-        with span(phase):
+        with span(phase, step=self._result.steps, **about):
             yield
         self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
 

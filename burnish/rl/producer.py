@@ -28,6 +28,7 @@ from typing import Any
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
 from burnish.data.stream import PromptStream
+from burnish.observe import trace
 from burnish.observe.trace import span
 from burnish.rl.advantages import group_relative
 from burnish.rl.algorithms import Algorithm
@@ -136,7 +137,8 @@ class Producer(threading.Thread):
     async def _steps_in_turn(self) -> None:
         play = self._step_of_informative_groups if self._algorithm.zero_signal == "resample" else self._step
         for step in self._steps:
-            self._gate.wait_for_step(step)
+            with span("gate.wait", step=step):
+                self._gate.wait_for_step(step)
             if not await play(step):
                 return
 
@@ -158,7 +160,7 @@ class Producer(threading.Thread):
                     trained = self._informative(mine)
                     found = {"group/dropped": len(mine) - len(trained)}
                 for chunk in self._chunks(step, mini, mine, trained, sampled=mine, counts=found, seconds=time.monotonic() - clock):
-                    self._handoff.put(chunk)
+                    self._hand_on(chunk)
                 mini, clock = mini + 1, time.monotonic()  # the wait for room was the trainer's time
         return True
 
@@ -202,20 +204,29 @@ class Producer(threading.Thread):
         for mini, mine in enumerate(_evenly(trained, self._plan.num_mini_batches)):
             once = {"sampled": () if mini else sampled, "counts": {} if mini else found, "seconds": 0.0 if mini else seconds}
             for chunk in self._chunks(step, mini, mine, mine, **once):
-                self._handoff.put(chunk)
+                self._hand_on(chunk)
         return True
+
+    def _hand_on(self, chunk: Chunk) -> None:
+        """Into the queue, once there is room."""
+        step, mini, micro = chunk.key
+        with span("queue.put", step=step, mini=mini, micro=micro):
+            self._handoff.put(chunk, flows=[trace.flow(step, mini)])
 
     async def _draw(self, step: int, first: int, size: int) -> list[Draw]:
         """Up to `size` further prompts of a step, numbered from `first`; fewer where the data ends, which it does for all processes."""
         params = (self._params,) * self._algorithm.num_generations
-        prompts = list(itertools.islice(self._stream, size))
+        with span("data", step=step, prompts=size):
+            prompts = list(itertools.islice(self._stream, size))
         drawn = {"step": step + 1, "count": len(prompts), "ids": [prompt.id for prompt in prompts[:1] + prompts[-1:]]}
         await require_same(self._fleet, "draw", "prompts", drawn | {"digest": digest([prompt.id for prompt in prompts])})
         return [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts, start=first)]
 
     async def _play(self, draws: Sequence[Draw]) -> list[Group]:
         step, first = draws[0].id
-        with span("rollout", step=step, draw=first):
+        size = self._plan.mini_batch
+        minis = () if self._algorithm.zero_signal == "resample" else range(first // size, draws[-1].id[1] // size + 1)
+        with span("rollout", flows=[trace.flow(step, mini) for mini in minis], step=step, group=first, groups=len(draws)):
             return await play(self._fleet, "rollout", self._orchestrator, draws)
 
     def _informative(self, groups: Sequence[Group]) -> list[Group]:
@@ -245,7 +256,7 @@ class Producer(threading.Thread):
         seconds: float,
     ) -> Iterator[Chunk]:
         """The micro-batches of a mini-batch, each once per iteration. groups: its groups; trained: those of them that carry loss."""
-        with span("batch", groups=len(groups)):
+        with span("batch", flows=[trace.flow(step, mini)], step=step, mini=mini, groups=len(groups)):
             parts = self._batches(groups, trained)
         cursor = self._stream.cursor()  # nobody draws for the next step before this one is handed on
         for iteration in range(self._algorithm.num_iterations):

@@ -71,7 +71,7 @@ class Publisher:
                 await self._engine.push(name, leaf)
             await self._engine.commit_update(sent)
 
-        with span("sync", version=version):
+        with span("sync.push", version=version):
             wait_for(push())
         self._begun = False
         self.version = version

@@ -7,6 +7,7 @@ with which program the reference is asked.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
 from burnish.models.lora import adapter_spec
 from burnish.models.transformer import Params
+from burnish.observe.devices import dispatched
 from burnish.observe.trace import span
 from burnish.rl.batch import TokenBatch
 from burnish.rl.sites import Site
@@ -64,7 +66,10 @@ class Reference:
     def logps(self, batch: TokenBatch) -> Float[Array, "R M"]:
         """Log-probs of the scored ids, of a batch on the actor's devices, which is where they come back to."""
         with span("score", role=self._role):
-            return self._site.back(self._score(*self._shelf.tree, self._site.take(batch)))
+            start = time.monotonic_ns()
+            logps = self._site.back(self._score(*self._shelf.tree, self._site.take(batch)))
+            dispatched(self._role, "score", logps, start_ns=start)
+        return logps
 
     def digest(self) -> str:
         return self._site.in_turn(fingerprint)(self.params)

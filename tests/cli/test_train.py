@@ -10,6 +10,7 @@ import yaml
 
 from burnish.config.loader import load_config
 from burnish.observe.run_folder import read_status
+from burnish.observe.trace_reader import read
 from tests.cli.runs import Shell
 
 pytestmark = pytest.mark.slow  # each test compiles programs of its own
@@ -34,7 +35,7 @@ def test_a_run_leaves_what_it_promises_and_can_be_evaluated_and_talked_to(
     assert {"reward/mean", "policy/ratio_mean", "mismatch/mean", "staleness/max", "perf/step_seconds"} <= lines[0].keys()
     episodes = (run / "transcripts" / "step_1.jsonl").read_text().splitlines()
     assert len(episodes) == 8
-    assert {"rollout", "update", "sync"} <= {json.loads(line)["name"] for line in (run / "trace.jsonl").read_text().splitlines()}
+    assert {"rollout", "update", "sync"} <= {one.name for one in read(run / "trace.pftrace").slices}
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1", "2"]
     assert (run / result / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()
     evaluations = json.loads((run / "eval.json").read_text())["evaluations"]

@@ -28,6 +28,7 @@ from burnish.config.optimizer import OptimizerConfig
 from burnish.config.schema import Config, LoraConfig
 from burnish.models.lora import init_adapter
 from burnish.models.weights import save_adapter
+from burnish.observe.trace_reader import read
 from burnish.rl.algorithms import Algorithm, from_config
 from burnish.rl.batch import Scores, build_batch
 from burnish.rl.credit import TokenEstimator, credit, episode_keys, scored_episodes, uncredited
@@ -299,6 +300,9 @@ GROUPS = [
 
 # ------------------------------------------------------------------------------------------------------------------- a real run
 
+BY_CHANCE = ("engine.", "prefill", "decode")
+"""Spans whose number depends on which requests meet in the engine."""
+
 
 def left_behind(root: Path, *, exit_code: int, said: str) -> dict[str, Any]:
     """What a finished command leaves in its working directory: files, spans, evaluations; and lines on the screen, without numbers."""
@@ -307,8 +311,8 @@ def left_behind(root: Path, *, exit_code: int, said: str) -> dict[str, Any]:
     found["saved"] = sorted(str(path.relative_to(root)) for path in root.rglob("checkpoints/*"))
     found["screen"] = [re.sub(r"[0-9.]+", "#", line.partition("·")[0].replace(str(root), "")) for line in said.splitlines()]
     for path in (root / file for file in files):
-        if path.name == "trace.jsonl":
-            spans = [json.loads(line)["name"] for line in path.read_text().splitlines()]
+        if path.name == "trace.pftrace":
+            spans = [one.name for one in read(path).slices if one.group == "episodes" or not one.name.startswith(BY_CHANCE)]
             found["spans"] = {name: spans.count(name) for name in {*spans}}
         if path.name == "eval.json":
             found["evaluations"] = [(entry["label"], entry["step"]) for entry in json.loads(path.read_text())["evaluations"]]

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burnish.observe import trace
 from burnish.observe.run_folder import RunFolder
 from burnish.observe.sinks import AFTER, EvalReport, JsonlSink, Sinks, StepReport
 from burnish.observe.transcripts import TranscriptSink
@@ -96,20 +95,6 @@ def test_transcripts_hold_every_episode(folder: RunFolder) -> None:
     assert (first["reward"], first["num_prompt_tokens"], first["num_sampled_tokens"], first["versions"]) == (1.0, 2, 2, [3, 4])
     assert (second["final_text"], second["reward"], second["status"]) == ("ünf\n", None, "grader_error")
     assert sorted(path.name for path in folder.transcripts_path.iterdir()) == ["eval_be-fore_step_0.jsonl", "step_1.jsonl"]
-
-
-def test_spans_are_written_after_each_step(folder: RunFolder) -> None:
-    trace.take()
-    sink = JsonlSink(folder)
-    for step in (1, 2):
-        with trace.span("rollout", step=step):
-            pass
-        sink.step(report(step))
-        assert [json.loads(line)["ids"]["step"] for line in folder.trace_path.read_text().splitlines()] == list(range(1, step + 1))
-    with trace.span("save"):
-        pass
-    sink.close()
-    assert json.loads(folder.trace_path.read_text().splitlines()[-1])["name"] == "save"
 
 
 class Broken:

@@ -1,9 +1,8 @@
 """Spans: monotonic, safe from many threads, cheap, and readable afterwards."""
 
-import json
+import asyncio
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -31,20 +30,35 @@ def test_span_records_the_exception_and_lets_it_through() -> None:
     assert taken.error == "KeyError"
 
 
-def test_jsonl_appends_what_is_new(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    with trace.span("outer", step=1), trace.span("inner", what=Path("a")):
-        pass
-    assert trace.write_jsonl(path) == 2
-    with trace.span("later"):
-        pass
-    assert trace.write_jsonl(path) == 1
-    inner, outer, later = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [inner["name"], outer["name"], later["name"]] == ["inner", "outer", "later"]
-    assert inner["ids"] == {"what": "a"} and outer["ids"] == {"step": 1}
-    assert outer["start_ns"] <= inner["start_ns"]
-    assert inner["start_ns"] + inner["duration_ns"] <= outer["start_ns"] + outer["duration_ns"]
-    assert outer["thread_name"] == "MainThread"
+def test_coroutines_of_one_thread_lie_on_lanes_of_their_own_which_are_used_again() -> None:
+    async def episode(seconds: float) -> None:
+        with trace.lane("episodes"), trace.span("episode"):
+            await asyncio.sleep(seconds)
+            await asyncio.gather(tool(), tool())
+
+    async def tool() -> None:
+        with trace.lane("tools"), trace.span("tool"):
+            await asyncio.sleep(0.01)
+
+    async def together() -> None:
+        with trace.span("rollout"):
+            await asyncio.gather(episode(0.0), episode(0.02))
+            await episode(0.0)
+
+    asyncio.run(together())
+    taken = trace.take()
+    episodes = [s.lane for s in taken if s.name == "episode"]
+    assert len({*episodes}) == 2 and episodes[2] == min(episodes), "the third has the first free place"
+    assert len({s.lane for s in taken if s.name == "tool"}) == 2
+    (rollout,) = [s.lane for s in taken if s.name == "rollout"]
+    assert rollout is not None and rollout.group == "threads"
+
+
+def test_nothing_is_recorded_while_it_is_paused() -> None:
+    with trace.paused(), trace.span("unseen") as s:
+        trace.count("queue", 3)
+        time.sleep(0.01)
+    assert s.seconds >= 0.01 and trace.events() == []
 
 
 def test_no_span_is_lost_between_threads() -> None:
@@ -64,7 +78,7 @@ def test_no_span_is_lost_between_threads() -> None:
         thread.join()
     taken += trace.take()
     assert {(s.ids["worker"], s.ids["i"]) for s in taken} == {(w, i) for w in range(8) for i in range(500)}
-    assert len(taken) == 4000 and len({s.thread for s in taken}) > 1
+    assert len(taken) == 4000 and len({s.lane for s in taken}) == 8
 
 
 def test_span_costs_less_than_5_microseconds() -> None:

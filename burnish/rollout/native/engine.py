@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ from burnish import faults
 from burnish.models.config import ModelConfig
 from burnish.models.sharding import check_mesh
 from burnish.models.transformer import Adapter, Params, Precision
+from burnish.observe import trace
+from burnish.observe.devices import dispatched
 from burnish.observe.trace import span
 from burnish.rollout.draft import DecodeText
 from burnish.rollout.engine import EngineClosed, EngineStats
@@ -299,17 +302,23 @@ class NativeEngine:
         jobs = [(slot, self._scheduler.seated(slot)) for targets in plan.targets for slot in targets]
         rows = prompt_rows(plan, num_rows=self._prefill_rows, num_slots=len(self._scheduler.slots))
         with span("engine.prefill", length=plan.length, prompts=len(plan.prompts), requests=len(jobs), version=self._version):
+            start = time.monotonic_ns()
             with self._dispatch:
                 self._cache, sampled = prefill(self._layout.weights, self._cache, *rows, self._slots(), **self._options(jobs))
+            dispatched("engine", "prefill", sampled[0], start_ns=start, length=plan.length, version=self._version)
             ids, logps, kept_ids = map(np.asarray, sampled)
         self._collect(jobs, ids[None], logps[None], kept_ids[None])
 
     def _decode(self) -> None:
         jobs = self._scheduler.running
         with span("engine.decode", running=len(jobs), waiting=len(self._scheduler.waiting), version=self._version):
+            trace.count("engine running", len(jobs))
+            trace.count("engine waiting", len(self._scheduler.waiting))
             options = self._options(jobs) | {"num_tokens": self._decode_chunk}
+            start = time.monotonic_ns()
             with self._dispatch:
                 self._cache, sampled = decode(self._layout.weights, self._cache, self._slots(), **options)
+            dispatched("engine", "decode", sampled[0], start_ns=start, version=self._version)
             ids, logps, kept_ids = map(np.asarray, sampled)
         self._collect(jobs, ids, logps, kept_ids)
 

@@ -6,6 +6,7 @@ Owns the life of a request inside the engine, which asks `admit` for prefills, f
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from burnish.observe.trace import Lane, span
 from burnish.rollout.draft import Draft
 from burnish.types import Completion, Request
 
@@ -38,6 +40,9 @@ class Job:
     draft: Draft
     key: np.ndarray
     future: Future[Completion] = field(default_factory=Future)
+    asked_ns: int = field(default_factory=time.monotonic_ns)
+    seated: span | None = None
+    """Its time in a slot, as a span."""
 
     @classmethod
     def make(cls, request: Request, *, context: int) -> Job:
@@ -80,6 +85,8 @@ class Scheduler:
         for slot in free[: len(self.waiting)]:
             job = self.waiting.popleft()
             self.slots[slot] = job
+            waited_ms = (time.monotonic_ns() - job.asked_ns) / 1e6
+            job.seated = span("request", lane=Lane("engine slots", f"slot {slot:03}"), waited_ms=waited_ms).start()
             seats.setdefault(job.draft.request.prompt_ids, []).append(slot)
         by_length: dict[int, list[tuple[int, ...]]] = {}
         for prompt in seats:
@@ -105,6 +112,9 @@ class Scheduler:
             self.waiting.remove(job)
         else:
             self.slots[self.slots.index(job)] = None
+            if job.seated is not None:
+                job.seated.note(tokens=len(job.draft.ids))
+                job.seated.stop()
 
     def find(self, request: Request) -> list[Job]:
         """The jobs of this very request object; an equal one made elsewhere is another request."""

@@ -25,11 +25,25 @@ class LoraConfig(Section):
     """Rank r of the update B·A."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale: the update is multiplied by alpha / rank."""
+    rslora: bool = False
+    """Multiply by alpha / √rank instead (rank-stabilised, Kalajdzievski, 2023, arXiv:2312.03732): high ranks learn as low ones do."""
+    dora: bool = False
+    """Learn each column's size beside its direction, which the low-rank update turns (DoRA, Liu et al., 2024, arXiv:2402.09353)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the numbers that an adapter reads which are left out while training, others for each step, layer, matrix and token."""
     targets: Many[LoraTarget] = ("q", "k", "v", "o", "gate", "up", "down")
     """Which matrices of each layer get an adapter."""
     path: str | None = None
-    """A folder with an adapter in PEFT's format to start from, which must agree with the three options above; then the base with that
-    adapter is also the reference. Null: a fresh one, which changes nothing yet."""
+    """A folder with an adapter in PEFT's format to start from, which must agree with the options above (`dropout` aside); then the base
+    with that adapter is also the reference. Null: a fresh one, which changes nothing yet."""
+    quantize: Literal["int8", "int4", "nf4"] | None = None
+    """Keep the frozen base's matrices in 8 or 4 bits and the rest of it in bf16 (QLoRA, Dettmers et al., 2023, arXiv:2305.14314); null
+    keeps all of it in f32."""
+
+    @property
+    def scale(self) -> float:
+        """The factor on the update."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class ModelSection(Section):

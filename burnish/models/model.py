@@ -13,10 +13,13 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh
 
+from burnish.config.schema import LoraConfig
 from burnish.models import weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
-from burnish.models.transformer import Params, Precision
+from burnish.models.quant import quantised, quantised_spec
+from burnish.models.sharding import shardings
+from burnish.models.transformer import Params, Precision, spec
 from burnish.text.codec import Codec
 
 _FAST_BF16_CPU_FLAG = "amx_bf16"
@@ -41,6 +44,12 @@ class Model:
         codec = Codec.load(folder, template_kwargs=template_kwargs)
         config, params = weights.load(folder, mesh=mesh)
         return cls(config, params, codec, folder)
+
+
+def frozen_base(model: Model, lora: LoraConfig, mesh: Mesh | None) -> Params:
+    """The model's parameters as they are kept beside an adapter: where they lie, in the bits that the options say."""
+    places = None if mesh is None else shardings(quantised_spec(spec(model.config), lora.quantize), mesh)
+    return quantised(model.params, lora.quantize, places)
 
 
 def resolve_precision(choice: Literal["auto", "f32", "bf16"]) -> Precision:

@@ -26,6 +26,7 @@ RULES: dict[str, str | None] = {
     "mlp": "tp",
     "head_dim": None,
     "rank": None,
+    "block": None,
     "labels": None,
 }
 """Logical axis of a parameter → mesh axis. `data` holds whole copies, `fsdp` pieces of every copy, `tp` pieces of every product."""

@@ -19,11 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.dtypes import float0
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision
+from burnish.models.quant import dense
 from burnish.models.rope import Angles, rope_angles, rotate
 from burnish.models.rows import keep_rows
 
@@ -37,22 +39,37 @@ MLP_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ParamSpec:
-    """One leaf: its shape, the logical axis of each dimension, how it starts (`normal` has standard deviation `scale`)."""
+    """One leaf: its shape, the logical axis of each dimension, how it starts (`normal` has standard deviation `scale`).
+
+    dtype: what it is kept in, whatever the other leaves are; None for theirs.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     init: Literal["normal", "ones", "zeros"] = "normal"
     scale: float = 0.02
+    dtype: str | None = None
+
+
+class Dropout(NamedTuple):
+    """What an adapter doesn't read while training. tokens: a number for each token, the same wherever it lies: which positions go with
+    it; key: of the step, in a layer of that too."""
+
+    rate: float
+    key: UInt32[Array, " words"]
+    tokens: tuple[Int[Array, "*n"], Int[Array, "*n"]]
 
 
 class Adapter(NamedTuple):
     """A low-rank update of some matrices of the layers: `x @ w + scale * (x @ a) @ b`.
 
-    pairs: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}; scale = alpha / rank, a compile-time constant.
+    pairs: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}; with "m" [L, out] the columns of `w + scale * a @ b` have these sizes in place
+    of their own (DoRA). scale: a compile-time constant.
     """
 
     pairs: Params
     scale: float
+    dropout: Dropout | None = None
 
 
 def spec(config: ModelConfig) -> Params:
@@ -252,13 +269,36 @@ Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 def project(name: str, layer: Params, x: Float[Array, "*n i"], adapter: Adapter | None, precision: Precision) -> Float[Array, "*n o"]:
     """One named matrix of a layer with its bias and its adapter, where it has them."""
-    y = dot(x, layer[name], precision)
-    if f"{name}_bias" in layer:
-        y = y + _broadcast(layer[f"{name}_bias"], y.ndim)
+    matrix = dense(layer[name])
+    y = dot(x, matrix, precision)
     if adapter is not None and name in adapter.pairs:
         pair = adapter.pairs[name]
-        y = y + dot(checkpoint_name(dot(x, pair["a"], precision), KEPT) * adapter.scale, pair["b"], precision)
-    return y
+        read = x if adapter.dropout is None else _dropped(x, adapter.dropout, sorted(adapter.pairs).index(name))
+        y = y + dot(checkpoint_name(dot(read, pair["a"], precision), KEPT) * adapter.scale, pair["b"], precision)
+        if "m" in pair:
+            y = y * _broadcast(column_gain(matrix, pair, adapter.scale), y.ndim)
+    return y + _broadcast(layer[f"{name}_bias"], y.ndim) if f"{name}_bias" in layer else y
+
+
+def column_gain(matrix: Float[Array, "*batch i o"], pair: Params, scale: float | Float[Array, ""]) -> Float[Array, "*batch o"]:
+    """What DoRA multiplies the columns of `matrix + scale * a @ b` with, so that their sizes are `m`. The sizes that they have count as
+    constants, as in the paper (section 4.3)."""
+    update = jnp.matmul(pair["a"], pair["b"], preferred_element_type=jnp.float32)
+    sizes = jnp.linalg.norm(matrix.astype(jnp.float32) + scale * update, axis=-2)
+    return pair["m"] / jax.lax.stop_gradient(sizes)
+
+
+def _dropped(x: Float[Array, "*n i"], dropout: Dropout, matrix: int) -> Float[Array, "*n i"]:
+    """x with a share of its numbers at 0 and the others larger by as much. Which ones is a function of the key, the matrix and the token,
+    so not of how a batch is laid out."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(dropout.key), matrix)
+
+    def kept(number: Array, position: Array) -> Array:
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, number), position), 1 - dropout.rate, x.shape[-1:])
+
+    number, position = (tokens.reshape(-1) for tokens in dropout.tokens)
+    mask = jax.vmap(kept)(number, position).reshape(x.shape)
+    return jnp.where(mask, x / (1 - dropout.rate), 0.0)
 
 
 def block(
@@ -299,12 +339,16 @@ def block(
     mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
     x = checkpoint_name(x + norm("attn_out_norm", linear("o", x=mixed.reshape(*x.shape[:-1], -1))), KEPT)
 
-    def mlp(x: Array) -> Array:
+    def mlp(part: tuple[Array, Dropout | None]) -> Array:
+        x, dropout = part
+        own = None if adapter is None else adapter._replace(dropout=dropout)
+        linear = partial(project, layer=layer, adapter=own, precision=precision)
         inner = norm("mlp_norm", x)
         gate, up = checkpoint_name(linear("gate", x=inner), KEPT), checkpoint_name(linear("up", x=inner), KEPT)
         return norm("mlp_out_norm", linear("down", x=activated(config, gate) * up))
 
-    return x + (mlp(x) if mlp_parts == 1 else _in_parts(mlp, x, mlp_parts)), kept
+    dropout = None if adapter is None else adapter.dropout
+    return x + (mlp((x, dropout)) if mlp_parts == 1 else _in_parts(mlp, x, dropout, mlp_parts)), kept
 
 
 def activated(config: ModelConfig, gate: Array) -> Array:
@@ -312,11 +356,22 @@ def activated(config: ModelConfig, gate: Array) -> Array:
     return jax.nn.silu(gate) if config.activation == "silu" else jax.nn.gelu(gate, approximate=True)
 
 
-def _in_parts(f: Callable[[Array], Array], x: Float[Array, "B T D"], parts: int) -> Float[Array, "B T D"]:
+def _in_parts(
+    f: Callable[[tuple[Array, Dropout | None]], Array], x: Float[Array, "B T D"], dropout: Dropout | None, parts: int
+) -> Float[Array, "B T D"]:
     """`f` of parts of the columns in turn; rows stay whole, as a mesh may have spread them."""
-    rows, length, width = x.shape
-    cut = x.reshape(rows, parts, length // parts, width).swapaxes(0, 1)
-    return jax.lax.map(jax.checkpoint(f, prevent_cse=False), cut).swapaxes(0, 1).reshape(x.shape)
+
+    def cut(a: Array) -> Array:
+        rows, length, *rest = a.shape
+        return a.reshape(rows, parts, length // parts, *rest).swapaxes(0, 1)
+
+    def part(columns: tuple[Array, Any]) -> Array:
+        x, tokens = columns
+        return f((x, None if dropout is None else dropout._replace(tokens=tokens)))
+
+    tokens = None if dropout is None else jax.tree.map(cut, dropout.tokens)
+    done = jax.lax.map(jax.checkpoint(part, prevent_cse=False), (cut(x), tokens))
+    return done.swapaxes(0, 1).reshape(x.shape)
 
 
 def embed(config: ModelConfig, table: Float[Array, "V D"], tokens: Int[Array, "*n"]) -> Float[Array, "*n D"]:
@@ -347,9 +402,12 @@ def forward(
     scale = 0.0 if adapter is None else adapter.scale
 
     def run(
-        x: Array, weights: tuple[Params, Params | None], traits: LayerTraits | None, context: tuple[Angles, Array, Visibility]
+        x: Array,
+        weights: tuple[Params, Params | None],
+        own: tuple[LayerTraits | None, Array],
+        context: tuple[Angles, Array, Visibility, Dropout | None],
     ) -> Array:
-        angles, positions, visibility = context
+        (traits, index), (angles, positions, visibility, dropout) = own, context
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
             own = own_attention(config, traits)
@@ -357,11 +415,12 @@ def forward(
 
         layer, pairs = weights
         x = keep_rows(x)
-        own = None if pairs is None else Adapter(pairs, scale)
-        return block(config, layer, x, angles, attend, traits=traits, adapter=own, precision=precision, mlp_parts=mlp_parts)[0]
+        adapter = None if pairs is None else Adapter(pairs, scale, None if dropout is None else _of_layer(dropout, index))
+        return block(config, layer, x, angles, attend, traits=traits, adapter=adapter, precision=precision, mlp_parts=mlp_parts)[0]
 
-    layers, traits = (params["layers"], None if adapter is None else adapter.pairs), layer_traits(config)
-    context = rope_angles(config, positions), positions, visibility
+    layers = params["layers"], None if adapter is None else adapter.pairs
+    traits = layer_traits(config), jnp.arange(config.num_layers, dtype=jnp.int32)
+    context = rope_angles(config, positions), positions, visibility, None if adapter is None else adapter.dropout
     x = embed(config, params["embed"], tokens) if noise is None else embed(config, params["embed"], tokens) + noise
     if remat == "nested":
         x = cast(Array, _nested(run, config.num_layers, x, layers, traits, context))
@@ -410,15 +469,24 @@ def _nested_backward(run: Run, num_layers: int, residuals: Any, g: Array) -> tup
         (g, d_layers), (index, x) = carry, start
         _, pull = jax.vjp(lambda x, weights: run(x, weights, _at(traits, index), context), x, _at(layers, index))
         g, d_layer = pull(g)
-        put = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
+
+        def put(whole: Array, part: Array) -> Array:  # whole numbers, as codes of quantised weights are, have no gradient
+            return whole if part.dtype == float0 else jax.lax.dynamic_update_index_in_dim(whole, part, index=index, axis=0)
+
         return (g, jax.tree.map(put, d_layers, d_layer)), None
 
     start = g, jax.tree.map(jnp.zeros_like, layers)
     (g, d_layers), _ = jax.lax.scan(group, start, (jnp.arange(0, num_layers, size), inputs), reverse=True)
+    d_layers = jax.tree.map(lambda d: d if jnp.issubdtype(d.dtype, jnp.floating) else np.zeros(d.shape, float0), d_layers)
     return g, d_layers, None, None
 
 
 _nested.defvjp(_nested_forward, _nested_backward)
+
+
+def _of_layer(dropout: Dropout, index: Array) -> Dropout:
+    """With the key of one layer."""
+    return dropout._replace(key=jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(dropout.key), index)))
 
 
 def _at(layers: Any, index: Array) -> Any:

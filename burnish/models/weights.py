@@ -124,24 +124,26 @@ def load_adapter(folder: str | Path, config: ModelConfig, *, dtype: Any = jnp.fl
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
         raise MissingFile(f"{path} doesn't exist; an adapter folder holds it beside adapter_config.json")
-    tree = tensors.leaves(lora.adapter_spec(config, rank=described.rank, targets=described.targets), lora.adapter_tensor_name)
+    specs = lora.adapter_spec(config, rank=described.rank, targets=described.targets, dora=described.dora)
+    tree = tensors.leaves(specs, lora.adapter_tensor_name)
     with ExitStack() as stack:
         files = tensors.TensorFiles([path], stack)
         files.check(tree, folder, ignored=lambda _: False)
         return Adapter(tensors.place(tree, files, dtype, mesh), described.scale)
 
 
-def first_adapter(config: ModelConfig, options: LoraConfig, key: Array) -> Adapter:
-    """What an adapter's training starts from: the folder at `options.path`, else a fresh one. Raises UserError where the folder's isn't
-    what `options` says."""
+def first_adapter(config: ModelConfig, options: LoraConfig, key: Array, params: Params) -> Adapter:
+    """What an adapter's training starts from: the folder at `options.path`, else a fresh one. params: of the base. Raises UserError where
+    the folder's isn't what `options` says."""
     if options.path is None:
-        return lora.init_adapter(config, options, key)
+        return lora.init_adapter(config, options, key, params)
     adapter = load_adapter(options.path, config)
-    rank = next(iter(adapter.pairs.values()))["a"].shape[-1]
+    first = next(iter(adapter.pairs.values()))
     compared = {
-        "rank": (rank, options.rank),
+        "rank": (first["a"].shape[-1], options.rank),
         "targets": (sorted(adapter.pairs), sorted(options.targets)),
-        "alpha / rank": (adapter.scale, options.alpha / options.rank),
+        "dora": ("m" in first, options.dora),
+        f"alpha / {'√rank' if options.rslora else 'rank'}": (adapter.scale, options.scale),
     }
     differences = [f"{name} is {there} there, {here} here" for name, (there, here) in compared.items() if there != here]
     if differences:
@@ -149,15 +151,16 @@ def first_adapter(config: ModelConfig, options: LoraConfig, key: Array) -> Adapt
     return adapter
 
 
-def save_adapter(folder: str | Path, config: ModelConfig, adapter: Adapter, *, base: str = "") -> None:
-    """Write an adapter folder that PEFT, and `load_adapter`, can read. base: the path or name of the model it belongs to."""
+def save_adapter(folder: str | Path, config: ModelConfig, adapter: Adapter, *, base: str = "", options: LoraConfig | None = None) -> None:
+    """Write an adapter folder that PEFT, and `load_adapter`, can read. base: the path or name of the model it belongs to. options: what
+    it was made by, for what the numbers alone don't say."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    rank = next(iter(adapter.pairs.values()))["a"].shape[-1]
-    tree = tensors.leaves(lora.adapter_spec(config, rank=rank, targets=tuple(adapter.pairs)), lora.adapter_tensor_name)
+    tree = tensors.leaves(lora.spec_of(config, adapter.pairs), lora.adapter_tensor_name)
     (folder / "adapter_config.json").unlink(missing_ok=True)
     tensors.write(folder, "adapter_model", tree, adapter.pairs, dtype=None, shard_bytes=1 << 62)
-    _write_json(folder / "adapter_config.json", lora.write_adapter_config(rank, adapter.scale, tuple(adapter.pairs), base=base))
+    told = {} if options is None else {"rslora": options.rslora, "dropout": options.dropout}
+    _write_json(folder / "adapter_config.json", lora.write_adapter_config(adapter, base=base, **told))
 
 
 def _open_scalar(folder: Path, stack: ExitStack, *, zero_head: bool) -> tuple[ModelConfig, Any, tensors.TensorFiles]:

@@ -26,8 +26,9 @@ from burnish.config.schema import ClusterConfig, LoraConfig, RewardModelSection,
 from burnish.models import families, transformer, weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
-from burnish.models.lora import adapter_spec
-from burnish.models.model import Model, resolve_precision
+from burnish.models.lora import spec_from
+from burnish.models.model import Model, frozen_base, resolve_precision
+from burnish.models.quant import quantised_spec
 from burnish.models.sharding import batch_sharding, check_mesh, shardings
 from burnish.models.transformer import Adapter, Params, Precision
 from burnish.observe.devices import dispatched
@@ -101,15 +102,18 @@ class RLCluster:
         actor = self._sites[Role.ACTOR]
         for role in (Role.ACTOR, Role.ROLLOUT, Role.REFERENCE):
             if role in self._sites:
-                _check_divides(role, self._sites[role].mesh, architecture)
+                _check_divides(role, self._sites[role].mesh, architecture, None if role is Role.ROLLOUT else lora)
         self.mesh = actor.mesh
         model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
         self.model = dataclasses.replace(model, params=actor.spread(model.params, transformer.spec(architecture)))
         self.rollout_config, self.training_config = rollout, training
         self.context = longest_sequence(rollout, architecture)
-        adapter = None if lora is None else weights.first_adapter(architecture, lora, jax.random.key(seed))
-        if adapter is not None and lora is not None:
-            adapter = adapter._replace(pairs=actor.spread(adapter.pairs, adapter_spec(architecture, rank=lora.rank, targets=lora.targets)))
+        self._lora, adapter = lora, None
+        if lora is not None:
+            _check_adapter(critic, lora)
+            self.model = dataclasses.replace(self.model, params=frozen_base(self.model, lora, self.mesh))
+            adapter = weights.first_adapter(architecture, lora, jax.random.key(seed), self.model.params)
+            adapter = adapter._replace(pairs=actor.spread(adapter.pairs, spec_from(architecture, lora)))
         self._started = None if adapter is None or lora is None or lora.path is None else adapter.pairs
         self._scale = None if adapter is None else adapter.scale
         self._base = None if adapter is None else self.model.params
@@ -422,7 +426,8 @@ class RLCluster:
         if self._scale is None:
             weights.save(target, self.model.config, trained, like=self.model.folder)
         else:
-            weights.save_adapter(target, self.model.config, Adapter(trained, self._scale), base=str(self.model.folder.absolute()))
+            adapter, base = Adapter(trained, self._scale), str(self.model.folder.absolute())
+            weights.save_adapter(target, self.model.config, adapter, base=base, options=self._lora)
         if critic is not None and self._critic is not None:
             weights.save_scalar(folder / "critic", self._critic.architecture, critic, like=self.model.folder)
         return target
@@ -437,15 +442,28 @@ def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
     return min(rollout.longest_sequence, model.max_positions)
 
 
-def _check_divides(role: Role, mesh: Mesh | None, architecture: ModelConfig) -> None:
+def _check_divides(role: Role, mesh: Mesh | None, architecture: ModelConfig, lora: LoraConfig | None) -> None:
     """Refuse a mesh that doesn't divide the model, before its weights are read."""
     if mesh is None:
         return
     try:
         check_mesh(architecture, mesh)
-        shardings(transformer.spec(architecture), mesh)
+        shardings(quantised_spec(transformer.spec(architecture), None if lora is None else lora.quantize), mesh)
     except UserError as error:
         raise UserError(f"cluster.{role}: {error}") from error
+
+
+def _check_adapter(critic: CriticConfig | None, lora: LoraConfig) -> None:
+    if lora.dropout:
+        raise UserError(
+            f"model.lora.dropout is {lora.dropout}: what is trained would be another policy than the one that sampled; set it to 0 "
+            "(it is for `burnish sft` and others that learn from rows)"
+        )
+    if critic is not None and critic.path is None and lora.quantize is not None:
+        raise UserError(
+            f"model.lora.quantize is {lora.quantize}, and a critic without a path starts from the policy's weights, which it trains in "
+            "float32: give algorithm.critic.path"
+        )
 
 
 def _placer(

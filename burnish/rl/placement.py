@@ -11,13 +11,17 @@ import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
 
 from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec
 from burnish.models import scalar_head, transformer
 from burnish.models.config import ModelConfig, Precision
-from burnish.models.lora import adapter_spec
+from burnish.models.lora import spec_from
+from burnish.models.quant import quantised_spec
 from burnish.models.sharding import RULES
 from burnish.models.transformer import Params, ParamSpec
 
@@ -336,12 +340,19 @@ def _ranges(devices: Iterable[int]) -> str:
 
 
 def _actor_reason(lora: LoraConfig | None) -> str:
-    return "every weight is trained, float32 masters" if lora is None else f"the frozen base and an adapter of rank {lora.rank}, float32"
+    if lora is None:
+        return "every weight is trained, float32 masters"
+    base = "the frozen base and" if lora.quantize is None else f"the frozen base, its matrices in {lora.quantize}, and"
+    return f"{base} an adapter of rank {lora.rank}, float32"
 
 
 def _actor_bytes(model: ModelConfig, lora: LoraConfig | None, place: Place) -> int:
-    adapter = 0 if lora is None else _bytes(adapter_spec(model, rank=lora.rank, targets=lora.targets), place, 4)
-    return _bytes(transformer.spec(model), place, 4) + adapter
+    return _base_bytes(model, lora, place) + (0 if lora is None else _bytes(spec_from(model, lora), place, 4))
+
+
+def _base_bytes(model: ModelConfig, lora: LoraConfig | None, place: Place) -> int:
+    """Of the model's weights, frozen ones in the bits that `lora` says."""
+    return _bytes(quantised_spec(transformer.spec(model), None if lora is None else lora.quantize), place, 4)
 
 
 def _held(actor: Place, place: Place) -> Holding:
@@ -360,7 +371,7 @@ def _reference(model: ModelConfig, lora: LoraConfig | None, actor: Place, place:
         "elsewhere": f"{which}, on devices of its own: its log-probs travel, not its weights",
     }
     holding = _held(actor, place)
-    return RolePlacement(Role.REFERENCE, place, holding, why[holding], _bytes(transformer.spec(model), place, 4))
+    return RolePlacement(Role.REFERENCE, place, holding, why[holding], _base_bytes(model, lora, place))
 
 
 def _base(lora: LoraConfig) -> str:
@@ -407,29 +418,27 @@ def _engine_bytes(model: ModelConfig, lora: LoraConfig | None, precision: Precis
     width = 2 if precision == "bf16" else 4
     specs = transformer.spec(model)
     sizes = [_bytes(leaf, place, width if len(leaf.shape) == 3 else 4) for leaf in specs["layers"].values()]
-    borrowed = lora is not None and shares
+    borrowed = lora is not None and lora.quantize is None and shares
     if not borrowed:
         sizes += [_bytes(specs[name], place, 4) for name in ("embed", "final_norm")]
     head = specs["embed" if model.tied_head else "head"]
     if precision == "bf16" or not (model.tied_head or borrowed):
         sizes.append(_bytes(head, place, width))
     if lora is not None:
-        sizes.append(_bytes(adapter_spec(model, rank=lora.rank, targets=lora.targets), place, 4))
+        sizes.append(_bytes(spec_from(model, lora), place, 4))
         if not shares:  # what the adapter is merged into at each sync
-            sizes += [_bytes(specs["layers"][name], place, 4) for name in lora.targets]
+            kept = quantised_spec(specs, lora.quantize)["layers"]
+            sizes += [_bytes(kept[name], place, 4) for name in lora.targets]
     return sum(sizes)
 
 
 def _bytes(specs: Params | ParamSpec, place: Place, width: int) -> int:
-    """Of one device's pieces of a declared tree, at `width` bytes a number."""
+    """Of one device's pieces of a declared tree, at `width` bytes a number where the declaration doesn't say."""
     return sum(
-        width * math.prod(size // place.size(RULES[axis]) for size, axis in zip(leaf.shape, leaf.axes, strict=True))
-        for leaf in _leaves(specs)
+        (width if leaf.dtype is None else jnp.dtype(leaf.dtype).itemsize)
+        * math.prod(size // place.size(RULES[axis]) for size, axis in zip(leaf.shape, leaf.axes, strict=True))
+        for leaf in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, ParamSpec))
     )
-
-
-def _leaves(specs: Any) -> Iterable[ParamSpec]:
-    return [specs] if isinstance(specs, ParamSpec) else [leaf for part in specs.values() for leaf in _leaves(part)]
 
 
 __all__ = ["Holding", "Place", "Placement", "Role", "RolePlacement", "actor_place", "placement"]

@@ -21,7 +21,8 @@ from burnish.config.errors import UserError
 from burnish.models import transformer, weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
-from burnish.models.lora import adapter_spec
+from burnish.models.lora import spec_of
+from burnish.models.quant import code_of, quantised_spec
 from burnish.models.transformer import Params
 from burnish.observe.devices import dispatched
 from burnish.observe.trace import span
@@ -55,9 +56,8 @@ class Reference:
     ) -> None:
         self._site, self._score, self._role = site, site.in_turn(score), role
         if pairs is not None:
-            rank = next(iter(pairs.values()))["a"].shape[-1]
-            pairs = site.spread(pairs, adapter_spec(config, rank=rank, targets=tuple(pairs)))
-        self._shelf = Shelf((site.spread(params, transformer.spec(config)), pairs), offload=offload)
+            pairs = site.spread(pairs, spec_of(config, pairs))
+        self._shelf = Shelf((site.spread(params, quantised_spec(transformer.spec(config), code_of(params))), pairs), offload=offload)
 
     @property
     def params(self) -> Params:

@@ -132,7 +132,7 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
         _logps(cluster, score, rows, rows)
         seen = {
-            "model": float(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(cluster.model.params))),
+            "model": sum(float(jnp.sum(jnp.abs(leaf))) for leaf in jax.tree.leaves(cluster.model.params)),
             "start": float(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trained))),
             "trained": {name: leaf.shape for name, leaf in zip(leaf_names(trained), jax.tree.leaves(trained), strict=True)},
             "scale": cluster._scale,

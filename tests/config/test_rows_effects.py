@@ -43,6 +43,10 @@ OTHER: dict[str, list[Any]] = {
     "model.lora.alpha": [5.0],
     "model.lora.targets": [["q"]],
     "model.lora.path": ["adapter"],
+    "model.lora.rslora": [True],
+    "model.lora.dora": [True],
+    "model.lora.dropout": [0.5],
+    "model.lora.quantize": ["int8", "nf4"],
     "data.train": [[{"path": "more.jsonl"}]],
     "data.train.0.path": ["more.jsonl"],
     "data.train.0.recipe": ["mine.py:more"],
@@ -94,7 +98,7 @@ BY_RUNNING = (
     "training.max_nonfinite_updates",
     "training.neftune_alpha",
 )
-BY_PROGRAM = ("training.remat", "training.head_chunk")
+BY_PROGRAM = ("training.remat", "training.head_chunk", "model.lora.dropout")
 
 RECIPE = """
 def create_dataset(*, first=0):

@@ -9,8 +9,9 @@ from burnish.config.errors import UserError
 from burnish.config.schema import LoraConfig
 from burnish.models import scalar_head
 from burnish.models.lora import adapter_spec
+from burnish.models.quant import quantised_spec
 from burnish.models.sharding import RULES, batch_sharding, check_mesh, shardings
-from burnish.models.transformer import spec
+from burnish.models.transformer import ParamSpec, spec
 from burnish.testing.tiny import tiny_config
 
 
@@ -23,7 +24,8 @@ def test_every_logical_axis_has_its_rule() -> None:
     specs = [spec(tiny_config(family)) for family in ("llama", "qwen2", "qwen3")]
     specs.append(adapter_spec(tiny_config(), rank=4, targets=LoraConfig().targets))
     specs.append(scalar_head.spec(tiny_config()))
-    named = {axis for leaf in jax.tree.leaves(specs, is_leaf=lambda x: not isinstance(x, dict | list)) for axis in leaf.axes}
+    specs.append(quantised_spec(spec(tiny_config()), "nf4"))
+    named = {axis for leaf in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, ParamSpec)) for axis in leaf.axes}
     assert named == set(RULES)
 
 

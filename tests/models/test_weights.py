@@ -189,7 +189,7 @@ def test_an_adapter_comes_back_bit_by_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"use_dora": True}, "use_dora"),
+        ({"lora_bias": True}, "lora_bias"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
         ({"target_modules": "all-linear"}, "all-linear"),

@@ -108,11 +108,15 @@ def truncates(sampling: SamplingConfig) -> bool:
 
 
 def weights(specs: Any, mesh: Mesh | None, dtype: Any = jnp.float32) -> Shaped:
-    """Declared leaves where the rule of `models.sharding` puts them."""
+    """Declared leaves where the rule of `models.sharding` puts them, in `dtype` where the declaration doesn't say."""
     places = None if mesh is None else shardings(specs, mesh)
     if places is None:
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, dtype), specs, is_leaf=_is_declared)
-    return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, dtype, sharding=place), specs, places, is_leaf=_is_declared)
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype or dtype), specs, is_leaf=_is_declared)
+
+    def shaped(s: ParamSpec, place: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(s.shape, s.dtype or dtype, sharding=place)
+
+    return jax.tree.map(shaped, specs, places, is_leaf=_is_declared)
 
 
 def rows(shape: tuple[int, ...], dtype: Any, mesh: Mesh | None) -> jax.ShapeDtypeStruct:

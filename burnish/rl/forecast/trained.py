@@ -15,7 +15,9 @@ import optax
 
 from burnish.config.algorithms import PPOConfig
 from burnish.models import scalar_head, transformer
-from burnish.models.lora import adapter_spec
+from burnish.models.config import ModelConfig
+from burnish.models.lora import spec_from
+from burnish.models.quant import quantised_spec
 from burnish.rl.critic import OPTIMIZER
 from burnish.rl.forecast.programs import ProgramMemory, RolePrograms, measure
 from burnish.rl.forecast.run import PlannedRun, Shaped, bytes_on_a_device, rows, token_batch, weights
@@ -34,10 +36,16 @@ _UPDATES = 1_000_000
 def trainable_and_base(run: PlannedRun) -> tuple[Shaped, Shaped | None]:
     """The actor's trained leaves, and the frozen ones under an adapter."""
     config, mesh, lora = run.models[Role.ACTOR], run.meshes[Role.ACTOR], run.config.model.lora
-    params = weights(transformer.spec(config), mesh)
+    params = _frozen_weights(run, config, mesh)
     if lora is None:
         return params, None
-    return weights(adapter_spec(config, rank=lora.rank, targets=lora.targets), mesh), params
+    return weights(spec_from(config, lora), mesh), params
+
+
+def _frozen_weights(run: PlannedRun, config: ModelConfig, mesh: Any) -> Shaped:
+    """The actor's, in the bits that a base beside an adapter is kept in."""
+    lora = run.config.model.lora
+    return weights(quantised_spec(transformer.spec(config), None if lora is None else lora.quantize), mesh)
 
 
 def actor_programs(run: PlannedRun) -> RolePrograms:
@@ -72,17 +80,18 @@ def reference_programs(run: PlannedRun) -> RolePrograms:
     """Scoring by the reference: with the adapter that the run starts from, if it starts from one."""
     lora, config, mesh = run.config.model.lora, run.models[Role.REFERENCE], run.meshes[Role.REFERENCE]
     started = lora is not None and lora.path is not None
-    pairs = weights(adapter_spec(config, rank=lora.rank, targets=lora.targets), mesh) if lora is not None and started else None
-    return _frozen(run, Role.REFERENCE, _score(run), pairs)
+    pairs = weights(spec_from(config, lora), mesh) if lora is not None and started else None
+    return _frozen(run, Role.REFERENCE, _score(run), _frozen_weights(run, config, mesh), pairs)
 
 
 def teacher_programs(run: PlannedRun) -> RolePrograms:
     """Scoring by the teacher."""
-    return _frozen(run, Role.TEACHER, make_score(run.models[Role.TEACHER], options=_head(run)), None)
+    config, mesh = run.models[Role.TEACHER], run.meshes[Role.TEACHER]
+    return _frozen(run, Role.TEACHER, make_score(config, options=_head(run)), weights(transformer.spec(config), mesh), None)
 
 
-def _frozen(run: PlannedRun, role: Role, program: Any, pairs: Shaped | None) -> RolePrograms:
-    params, asked = weights(transformer.spec(run.models[role]), run.meshes[role]), _scoring_batch(run, role)
+def _frozen(run: PlannedRun, role: Role, program: Any, params: Shaped, pairs: Shaped | None) -> RolePrograms:
+    asked = _scoring_batch(run, role)
     return RolePrograms((measure("score", program, params, pairs, asked, passing=asked).memory,))
 
 
@@ -117,7 +126,7 @@ def reward_programs(run: PlannedRun) -> RolePrograms:
 
 def _scale(run: PlannedRun) -> float | None:
     lora = run.config.model.lora
-    return None if lora is None else lora.alpha / lora.rank
+    return None if lora is None else lora.scale
 
 
 def _score(run: PlannedRun) -> Any:

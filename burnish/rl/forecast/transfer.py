@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from burnish.models import transformer
-from burnish.models.lora import adapter_spec
+from burnish.models.lora import spec_from
 from burnish.models.sharding import shardings
 from burnish.rl.forecast.run import PlannedRun, declared, devices_of
 from burnish.rl.forecast.units import aligned, seconds, size
@@ -68,7 +68,7 @@ class SyncForecast:
 def sync_forecast(run: PlannedRun) -> SyncForecast:
     """The plan of one sync."""
     config, lora = run.models[Role.ACTOR], run.config.model.lora
-    specs = transformer.spec(config) if lora is None else adapter_spec(config, rank=lora.rank, targets=lora.targets)
+    specs = transformer.spec(config) if lora is None else spec_from(config, lora)
     index = {device: number for number, device in enumerate(jax.local_devices())}
     links: Counter[tuple[int, int]] = Counter()
     leaves, source = declared(specs), _places(specs, run.meshes[Role.ACTOR], devices_of(0, run.local_devices))

@@ -6,7 +6,7 @@ Updates make a new `Layout` beside the old one, so whoever holds either has it w
 On a mesh every leaf is cut by the rule that cuts the trainer's (`models.sharding`), and what comes in is moved block by block
 (`sync.reshard`).
 
-Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head", "layers.q", "adapter.q.a", "adapter.q.b".
+Leaves are named by dotted paths as in checkpoints: "embed", "final_norm", "head", "layers.q", "adapter.q.a", "adapter.q.b", "adapter.q.m".
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxtyping import Array, Float
 
 from burnish.models.config import ModelConfig
-from burnish.models.lora import adapter_spec
+from burnish.models.lora import merged_matrix, spec_of
+from burnish.models.quant import Quantised, dense, moved
 from burnish.models.sharding import shardings
 from burnish.models.transformer import Adapter, Params, ParamSpec, Precision, spec
 from burnish.sync.reshard import placed, reshard
@@ -59,7 +60,7 @@ class Layout:
     precision: Precision
     places: Mapping[str, Sharding]
     scale: float
-    stacked: Mapping[str, Array]
+    stacked: Mapping[str, Array | Quantised]
     weights: Weights
 
     @classmethod
@@ -67,10 +68,10 @@ class Layout:
         cls, config: ModelConfig, params: Params, adapter: Adapter | None, *, precision: Precision, mesh: Mesh | None = None
     ) -> Layout:
         """mesh: where; None is the first device."""
-        pairs, scale = ({}, 0.0) if adapter is None else adapter
+        pairs, scale = ({}, 0.0) if adapter is None else (adapter.pairs, adapter.scale)
         places = leaf_places(config, pairs, mesh)
-        stacked = {f"layers.{name}": placed(params["layers"][name], places[f"layers.{name}"]) for name in pairs}
-        halves = {f"adapter.{name}.{half}": pairs[name][half] for name in pairs for half in ("a", "b")}
+        stacked = {f"layers.{name}": moved(params["layers"][name], places[f"layers.{name}"], placed) for name in pairs}
+        halves = {f"adapter.{name}.{half}": pairs[name][half] for name in pairs for half in pairs[name]}
         stacked |= {name: _owned(value, places[name]) for name, value in halves.items()}
         nothing = jnp.zeros(0)
         empty = Weights(nothing, tuple({} for _ in range(config.num_layers)), nothing, nothing)
@@ -78,7 +79,7 @@ class Layout:
         own = _owned if adapter is None else _shared
         leaves = {name: own(value, places[name]) for name, value in params.items() if name != "layers"}
         leaves["head"] = leaves["embed"] if config.tied_head else leaves["head"]
-        leaves |= {f"layers.{name}": value for name, value in params["layers"].items() if f"layers.{name}" not in stacked}
+        leaves |= {f"layers.{name}": dense(value) for name, value in params["layers"].items() if f"layers.{name}" not in stacked}
         return layout._with(stacked, leaves, merged={name: stacked[f"layers.{name}"] for name in pairs})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -107,7 +108,7 @@ class Layout:
         return name.startswith("layers.") and name not in self.stacked
 
     def _with(
-        self, stacked: Mapping[str, Array], leaves: Mapping[str, Any], *, merged: Mapping[str, Array], arrived: Arrived = _unnoticed
+        self, stacked: Mapping[str, Any], leaves: Mapping[str, Any], *, merged: Mapping[str, Any], arrived: Arrived = _unnoticed
     ) -> Layout:
         """Replace `leaves` as they are and the `merged` matrices by base + adapter."""
         dtype = jnp.dtype(jnp.bfloat16 if self.precision == "bf16" else jnp.float32)
@@ -123,8 +124,8 @@ class Layout:
                 width = dtype if here.ndim == 3 else jnp.dtype(jnp.float32)
                 changed[name.removeprefix("layers.")] = _unstack(here, width, _of_layer(self.places[name]))
         for name, base in merged.items():
-            a, b = stacked[f"adapter.{name}.a"], stacked[f"adapter.{name}.b"]
-            changed[name] = _merge(base, a, b, scale=self.scale, dtype=dtype, place=_of_layer(self.places[f"layers.{name}"]))
+            pair = {part: stacked[leaf] for part in ("a", "b", "m") if (leaf := f"adapter.{name}.{part}") in stacked}
+            changed[name] = _merge(base, pair, scale=self.scale, dtype=dtype, place=_of_layer(self.places[f"layers.{name}"]))
         assert isinstance(old.layers, tuple), "only lent layers are stacked"
         layers = tuple(layer | {name: parts[i] for name, parts in changed.items()} for i, layer in enumerate(old.layers))
         return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
@@ -149,7 +150,7 @@ def leaf_places(config: ModelConfig, pairs: Params, mesh: Mesh | None) -> dict[s
     """Where every leaf of a model, and of an adapter, goes."""
     tree = spec(config)
     if pairs:
-        tree["adapter"] = adapter_spec(config, rank=next(iter(pairs.values()))["a"].shape[-1], targets=tuple(pairs))
+        tree["adapter"] = spec_of(config, pairs)
     alone = SingleDeviceSharding(jax.local_devices()[0])
     where = shardings(tree, mesh) if mesh is not None else jax.tree.map(lambda _: alone, tree, is_leaf=lambda x: isinstance(x, ParamSpec))
     return {jax.tree_util.keystr(path, simple=True, separator="."): place for path, place in jax.tree.leaves_with_path(where)}
@@ -182,16 +183,9 @@ def _unstack(stacked: Float[Array, "L ..."], dtype: jnp.dtype, place: NamedShard
 
 @partial(jax.jit, static_argnames=("scale", "dtype", "place"))
 def _merge(
-    base: Float[Array, "L i o"],
-    a: Float[Array, "L i r"],
-    b: Float[Array, "L r o"],
-    *,
-    scale: float,
-    dtype: jnp.dtype,
-    place: NamedSharding | None,
+    base: Float[Array, "L i o"] | Quantised, pair: Params, *, scale: float, dtype: jnp.dtype, place: NamedSharding | None
 ) -> tuple[Array, ...]:
-    update = jnp.einsum("lir,lro->lio", a, b, preferred_element_type=jnp.float32)
-    return _apart((base.astype(jnp.float32) + scale * update).astype(dtype), place)
+    return _apart(merged_matrix(base, pair, scale).astype(dtype), place)
 
 
 def _apart(stacked: Float[Array, "L ..."], place: NamedSharding | None) -> tuple[Array, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
@@ -24,8 +23,8 @@ from burnish.train.preference import Kto, PairLoss, answer_sums, answers
 class RowsMicroBatch(NamedTuple):
     """What one forward-backward pass sees. N is the number of sequences of the whole mini-batch.
 
-    reference: log-probs of whole answers under the reference, 0 for those in other micro-batches. point: KTO's z. key: of the noise on
-    the embeddings, None for none.
+    reference: log-probs of whole answers under the reference, 0 for those in other micro-batches. point: KTO's z. key: of the step,
+    for what is random in it; None where nothing is, as in an evaluation.
     """
 
     batch: TokenBatch
@@ -81,14 +80,3 @@ def preference_objective(name: str, loss: PairLoss | Kto) -> Objective:
         return pairs(answers(micro.batch, logps, micro.reference))
 
     return Objective(name, pair, of_pairs, sequences=2, needs_reference=loss.needs_reference, measured=measured)
-
-
-def neftune(key: UInt32[Array, " words"], batch: TokenBatch, width: int, *, alpha: float) -> Float[Array, "R T D"]:
-    """Uniform noise in ± alpha / sqrt(L D) for the embeddings, L the tokens of a token's own segment (NEFTune, arXiv:2310.05914)."""
-    segments = jnp.asarray(batch.segments)
-    rows, length = segments.shape
-    numbers = (jnp.arange(rows, dtype=jnp.int32)[:, None] * (length + 1) + segments).ravel()
-    counts = jax.ops.segment_sum(jnp.ones(numbers.shape, jnp.float32), numbers, num_segments=rows * (length + 1))
-    size = alpha * jax.lax.rsqrt(counts[numbers].reshape(rows, length, 1) * width)
-    noise = jax.random.uniform(jax.random.wrap_key_data(key), (rows, length, width), jnp.float32, minval=-1.0, maxval=1.0)
-    return noise * size

@@ -19,10 +19,10 @@ from jaxtyping import Array, Float
 from burnish.config.schema import ClusterConfig, LoraConfig, MeshSpec
 from burnish.config.tuning import RowsTrainingConfig
 from burnish.models import transformer, weights
-from burnish.models.lora import adapter_spec
-from burnish.models.model import Model, resolve_precision
+from burnish.models.lora import spec_from
+from burnish.models.model import Model, frozen_base, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh
-from burnish.models.transformer import Adapter, Params, Precision
+from burnish.models.transformer import Adapter, Dropout, Params, Precision
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.batch import TokenBatch
@@ -35,7 +35,8 @@ from burnish.train.preference import PerAnswer, answer_sums
 from burnish.train.score import HeadOptions, policy_scores
 from burnish.train.state import TrainState, init_state, read_metrics, shape_to_read, stop_if_nonfinite
 from burnish.train.step import Steps, compile_steps
-from burnish.train.trainers.objective import Objective, RowsMicroBatch, neftune
+from burnish.train.trainers.noise import dropout, neftune
+from burnish.train.trainers.objective import Objective, RowsMicroBatch
 
 ROLE = "actor"
 """Name of the one state in a checkpoint, as in reinforcement learning."""
@@ -67,6 +68,9 @@ class TrainedPolicy:
         self.model = dataclasses.replace(model, params=self._site.spread(model.params, transformer.spec(model.config)))
         self.precision: Precision = resolve_precision(precision)
         self._training = training
+        self._lora = lora
+        if lora is not None:
+            self.model = dataclasses.replace(self.model, params=frozen_base(self.model, lora, self.mesh))
         start = None if lora is None else self._start(lora, seed)
         self.scale = None if start is None else start.scale
         self._base: Params | None = None if start is None else self.model.params
@@ -76,8 +80,8 @@ class TrainedPolicy:
 
     def _start(self, lora: LoraConfig, seed: int) -> Adapter:
         config = self.model.config
-        start = weights.first_adapter(config, lora, jax.random.key(seed))
-        return start._replace(pairs=self._site.spread(start.pairs, adapter_spec(config, rank=lora.rank, targets=lora.targets)))
+        start = weights.first_adapter(config, lora, jax.random.key(seed), self.model.params)
+        return start._replace(pairs=self._site.spread(start.pairs, spec_from(config, lora)))
 
     # ------------------------------------------------------------------------------------------------------------- programs
 
@@ -99,13 +103,15 @@ class TrainedPolicy:
             self.model = dataclasses.replace(self.model, params={})
 
     def _score(self, remat: Any = False) -> Callable[..., Float[Array, "R M"]]:
-        """(trained leaves or none, frozen ones, batch, noise) → log-probs of the scored tokens."""
+        """(trained leaves or none, frozen ones, batch, noise, dropout) → log-probs of the scored tokens."""
         head = HeadOptions(chunk=self._training.head_chunk, precision=self.precision, train_head=self.scale is None)
         config, scale = self.model.config, self.scale
 
-        def score(trainable: Params | None, base: Params | None, batch: TokenBatch, noise: Any = None) -> Float[Array, "R M"]:
+        def score(
+            trainable: Params | None, base: Params | None, batch: TokenBatch, noise: Any = None, dropout: Dropout | None = None
+        ) -> Float[Array, "R M"]:
             params = trainable if base is None else base
-            adapter = None if base is None or trainable is None or scale is None else Adapter(trainable, scale)
+            adapter = None if base is None or trainable is None or scale is None else Adapter(trainable, scale, dropout)
             assert params is not None, "all weights are trained, or there is a base"
             return policy_scores(config, params, batch, adapter=adapter, options=head, remat=remat, noise=noise)[0]
 
@@ -114,10 +120,12 @@ class TrainedPolicy:
     def _loss(self, objective: Objective, alpha: float | None) -> Callable[..., Any]:
         remat = self.scale is None if self._training.remat == "auto" else self._training.remat
         score, width = self._score(remat), self.model.config.width
+        rate = 0.0 if self._lora is None else self._lora.dropout
 
         def loss(trainable: Params, base: Params | None, micro: RowsMicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
             noise = None if alpha is None or micro.key is None else neftune(micro.key, micro.batch, width, alpha=alpha)
-            mean, metrics = objective.loss(score(trainable, base, micro.batch, noise), micro)
+            left_out = None if not rate or micro.key is None else dropout(micro.key, micro.batch, rate=rate)
+            mean, metrics = objective.loss(score(trainable, base, micro.batch, noise, left_out), micro)
             return mean.total, (mean, jax.lax.stop_gradient(metrics | {"policy/loss": mean}))
 
         return loss
@@ -189,5 +197,6 @@ class TrainedPolicy:
             weights.save(folder / "model", self.model.config, self.state.trainable, like=self.model.folder)
             return folder / "model"
         adapter = Adapter(self.state.trainable, self.scale)
-        weights.save_adapter(folder / "adapter", self.model.config, adapter, base=str(self.model.folder.absolute()))
+        base = str(self.model.folder.absolute())
+        weights.save_adapter(folder / "adapter", self.model.config, adapter, base=base, options=self._lora)
         return folder / "adapter"

@@ -179,9 +179,8 @@ class Trainer:
         batches = self._placed(examples)
         references = self._reference_sums(examples, batches) if self._objective.needs_reference else [None] * len(batches)
         point = self._point(examples) if self._objective.needs_point else None
-        root = None if step is None else jax.random.fold_in(jax.random.key(self._run.seed), step)
-        keys = [None if root is None else jax.random.key_data(jax.random.fold_in(root, i)) for i in range(len(batches))]
-        return [RowsMicroBatch(batch, ref, point, key) for batch, ref, key in zip(batches, references, keys, strict=True)]
+        key = None if step is None else jax.random.key_data(jax.random.fold_in(jax.random.key(self._run.seed), step))
+        return [RowsMicroBatch(batch, ref, point, key) for batch, ref in zip(batches, references, strict=True)]
 
     def _placed(self, examples: Sequence[Example], *, tokens: int | None = None) -> list[TokenBatch]:
         batches = micro_batches(

@@ -20,7 +20,9 @@ from burnish.models.model import Model
 from burnish.models.transformer import Adapter
 from burnish.models.weights import save_adapter
 from burnish.rl.batch import by_sequence
+from burnish.train.trainers.batches import micro_batches
 from burnish.train.trainers.named import DPOTrainer, PeftTrainer
+from burnish.train.trainers.noise import token_numbers
 from burnish.train.trainers.trainer import Trainer
 
 from .toys import labels, pairs, successors, tiny_model
@@ -34,9 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def sft(model: Model, *, tokens: int = 64, rows: Any = None, **options: Any) -> PeftTrainer:
+def sft(model: Model, *, tokens: int = 64, rows: Any = None, lora: LoraConfig = LORA, **options: Any) -> PeftTrainer:
     training = SFTTrainingConfig(max_steps=4, batch_size=4, max_tokens=16, tokens_per_device=tokens, optimizer=RATE, **options)
-    return PeftTrainer(model, train_ds=rows or successors(), lora=LORA, training=training)
+    return PeftTrainer(model, train_ds=rows or successors(), lora=lora, training=training)
 
 
 def dpo(model: Model, loss: Any = SigmoidConfig(), *, tokens: int = 64, lora: LoraConfig | None = LORA, **options: Any) -> DPOTrainer:
@@ -74,6 +76,31 @@ def test_packing_does_not_change_the_supervised_gradient(model: Model) -> None:
     packed, alone = (gradient(moved(sft(model, tokens=tokens))) for tokens in (64, 8))
     assert packed[2] == 1 and alone[2] == 4
     check_same(packed, alone)
+
+
+@pytest.mark.slow
+def test_what_is_random_does_not_depend_on_the_packing(model: Model) -> None:
+    """Noise on embeddings and an adapter's dropout are of a token, wherever it lies."""
+    lora = LORA.model_copy(update={"dropout": 0.3})
+    packed, alone = (gradient(moved(sft(model, tokens=tokens, lora=lora, neftune_alpha=5.0))) for tokens in (64, 8))
+    assert packed[2] == 1 and alone[2] == 4
+    check_same(packed, alone)
+
+
+def test_a_token_is_numbered_by_its_sequence_or_by_the_row_whose_prompt_it_is_in(model: Model) -> None:
+    """In one row for all or in a row for each: 2 n + 1 where pair n shares it, 2 n + 2 where sequence n has it alone."""
+    examples = dpo(model)._stream.take(3)
+    for tokens in (128, 24):
+        seen: dict[int, list[tuple[int, int]]] = {}
+        for batch in micro_batches(examples, tokens_per_device=tokens):
+            numbers, there = np.asarray(token_numbers(batch)), np.asarray(batch.segments) > 0
+            for number, position, id in zip(numbers[there], np.asarray(batch.positions)[there], batch.tokens[there], strict=True):
+                seen.setdefault(int(number), []).append((int(position), int(id)))
+        for n, example in enumerate(examples):
+            shown = example.answers[0].shown
+            assert [id for _, id in sorted(seen[2 * n + 1])] == example.answers[0].ids[:shown].tolist()
+            for k, answer in enumerate(example.answers):
+                assert [id for _, id in sorted(seen[2 * (2 * n + k) + 2])] == answer.ids[shown:].tolist()
 
 
 @pytest.mark.slow
@@ -173,7 +200,7 @@ def test_the_checkpoint_of_another_run_is_refused(model: Model, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_neftune_is_noise_of_the_size_that_its_length_asks_for_and_only_while_training(model: Model) -> None:
-    from burnish.train.trainers.objective import neftune
+    from burnish.train.trainers.noise import neftune
 
     trainer = sft(model, neftune_alpha=5.0)
     (micro,) = trainer._micro_batches(trainer._stream.take(4), 1)

@@ -27,7 +27,7 @@ LAYERS = [
         "burnish.rollout.draft",
         "burnish.rollout.scripted",
     ]
-    + ["burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
+    + ["burnish.rollout.remote", "burnish.rollout.setup", "burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"]
     + ["burnish.observe.trace_writer", "burnish.observe.trace_reader", "burnish.observe.bottlenecks", "burnish.observe.health"]
     + ["burnish.observe.report", "burnish.observe.trackers"],
@@ -49,6 +49,7 @@ LAYERS = [
         "burnish.rl.cluster",
         "burnish.rl.critic",
         "burnish.rl.distributed",
+        "burnish.rl.engines",
         "burnish.rl.forecast",
         "burnish.rl.learner",
         "burnish.rl.learners",

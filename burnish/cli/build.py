@@ -36,6 +36,7 @@ from burnish.rl import algorithms
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import RLCluster, longest_sequence
 from burnish.rl.critic import check_critic
+from burnish.rl.engines import engine_maker
 from burnish.rl.fleet import ALONE, Fleet
 from burnish.rl.learner import RLLearner, planned_updates
 from burnish.rl.placement import actor_place
@@ -120,6 +121,7 @@ def build_learner(
             check_teacher(teacher, codec, context=longest_sequence(config.rollout, architecture))
         if critic is not None:
             check_critic(critic, codec, context=longest_sequence(config.rollout, architecture), mesh=mesh)
+        make_engine = engine_maker(config.rollout, base=base)
         say(f"{config.algorithm.name}, groups of {algorithm.num_generations}")
     outputs = sinks()
     with building("model", report) as say:
@@ -136,6 +138,8 @@ def build_learner(
             critic=critic,
             reward_model=config.reward_model,
             teacher=teacher,
+            engine=make_engine,
+            logs=Path(config.run.folder) / config.run.name / "servers",
             fleet=fleet,
             seed=config.run.seed,
         )
@@ -245,7 +249,7 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     return dataclasses.replace(resolved, config=type(resolved.config).model_validate(walk(values)))
 
 
-FILES = frozenset({"path", "recipe", "fn", "env", "agent"})
+FILES = frozenset({"path", "recipe", "fn", "env", "agent", "engine"})
 """Keys whose values may name a file, `:attribute` behind it or not; `path` also a model's folder."""
 USERS = frozenset({"options", "chat_template_kwargs"})
 """Sections whose keys are the user's: what stands there names no file that we know of."""

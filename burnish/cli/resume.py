@@ -25,12 +25,12 @@ MAY_CHANGE = (
     # what "auto" comes to is compared with the checkpoint
     "model.precision",
     # where and in which portions the same sums are made: equal but for rounding
-    *("cluster.*", "rollout.slots", "rollout.prefill_rows", "rollout.decode_chunk", "rollout.evaluation.*"),
+    *("cluster.*", "rollout.options.*", "rollout.slots", "rollout.prefill_rows", "rollout.decode_chunk", "rollout.evaluation.*"),
     *("training.train_micro_batch_size", "training.tokens_per_device", "training.compute_logps_micro_batch_size"),
     *("training.rollout_micro_batch_size", "training.remat", "training.head_chunk", "reward_model.micro_batch_size"),
 )
 """Patterns of keys that a run that goes on may set otherwise. All others make another run."""
-PLACES = frozenset({"path", "recipe", "fn", "env", "agent"})
+PLACES = frozenset({"path", "recipe", "fn", "env", "agent", "engine"})
 """Keys that name a file: another folder of the same file is the same run, moved."""
 
 

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from burnish.config import documents
 from burnish.config.algorithms import AlgorithmConfig, AnyAlgorithmConfig, ClippedConfig
+from burnish.config.engines import OPTIONS, ServersConfig
 from burnish.config.preference import AnyPreferenceConfig
 from burnish.config.schema import Config
 from burnish.config.tuning import PreferenceConfig, RowsTrainingConfig, SFTConfig
@@ -99,7 +100,21 @@ def reference() -> str:
         meaning = "" if found[0][0] == name else f"\n{info.description}\n"
         parts.append(f"## `{name}`\n{meaning}")
         parts.append(_algorithms() if name == "algorithm" else _table(found))
+        if name == "rollout":
+            parts += _engines()
     return "\n".join([*parts, *_rows_runs()])
+
+
+def _engines() -> Iterator[str]:
+    """The options of each engine that isn't native; what several share stands once."""
+    common = list(rows(ServersConfig, prefix="rollout.options."))
+    yield f"### `rollout.options` of servers, `engine: vllm` and `engine: sglang`\n\n{ServersConfig.__doc__}\n"
+    yield _table(common)
+    for engine, model in OPTIONS.items():
+        own = [row for row in rows(model, prefix="rollout.options.") if row not in common]
+        if own:
+            yield f"### `rollout: {{engine: {engine}}}`\n\n{model.__doc__}\n"
+            yield _table(own)
 
 
 def _rows_runs() -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from burnish.config.algorithms import AnyAlgorithmConfig, GRPOConfig
+from burnish.config.engines import read_options
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.section import Many, Positive, Section
 
@@ -201,8 +202,10 @@ class EvalSamplingConfig(Section):
 class RolloutConfig(Section):
     """The engine that samples, and its limits."""
 
-    engine: Literal["native"] = "native"
-    """Which engine."""
+    engine: str = "native"
+    """Which engine: `native`, `vllm`, `sglang`, `scripted`, or a class of your own, `my_pkg.mod:Engine` or `./file.py:Engine`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of an engine that isn't native: below, and `docs/engines.md`; of your own those that its class takes."""
     max_prompt_tokens: Positive = 512
     """Longest prompt, in tokens after the chat template."""
     max_episode_tokens: Positive | None = None
@@ -215,7 +218,7 @@ class RolloutConfig(Section):
     evaluation: EvalSamplingConfig = EvalSamplingConfig()
     """Sampling of held-out episodes."""
     slots: Positive = 64
-    """Sequences that decode together; one compiled shape."""
+    """Sequences that decode together; one compiled shape. Of servers: requests that each is given at one time."""
     prefill_rows: Positive = 8
     """Prompts in one compiled prefill call."""
     decode_chunk: Positive = 16
@@ -234,6 +237,13 @@ class RolloutConfig(Section):
     def longest_sequence(self) -> int:
         """Tokens of the longest row that a model may have to read at once."""
         return self.max_episode_tokens or self.max_prompt_tokens + self.sampling.max_tokens
+
+    @model_validator(mode="after")
+    def _the_engine_takes_its_options(self) -> RolloutConfig:
+        read_options(self.engine, self.options)
+        if self.engine != "native" and self.weights == "lent":
+            raise ValueError(f"`weights: lent` lends the actor's arrays, which the engine `{self.engine}` can't borrow: leave it at `copy`")
+        return self
 
     @model_validator(mode="after")
     def _an_episode_holds_its_prompt(self) -> RolloutConfig:

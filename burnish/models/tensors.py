@@ -163,7 +163,7 @@ def _shards(tree: Any, arrays: Params, dtype: Any, limit: int) -> Iterator[list[
     yield group
 
 
-def _tensor(leaf: Leaf, array: Array, layer: int, dtype: Any) -> np.ndarray:
+def _tensor(leaf: Leaf, array: Array | np.ndarray, layer: int, dtype: Any) -> np.ndarray:
     values = np.asarray(array[layer]).T if leaf.stacked else np.asarray(array)
     # safetensors writes the wrong numbers, silently, for an array that isn't contiguous.
     return np.ascontiguousarray(values.astype(dtype or array.dtype))

@@ -38,6 +38,7 @@ from burnish.rl.algorithms import Algorithm
 from burnish.rl.anchor import Anchor
 from burnish.rl.batch import TokenBatch
 from burnish.rl.critic import Critic
+from burnish.rl.engines import MakeEngine, engine_maker
 from burnish.rl.fleet import ALONE, Fleet
 from burnish.rl.placement import Place, Placement, Role, placement
 from burnish.rl.publish import Publisher, check_canary
@@ -46,6 +47,9 @@ from burnish.rl.reward_model import RewardModel
 from burnish.rl.sites import Site, place_of, sites
 from burnish.rollout.engine import Engine, wait_for
 from burnish.rollout.native.engine import NativeEngine
+from burnish.rollout.remote.editions import Kind, WeightWriter
+from burnish.rollout.setup import EngineSetup
+from burnish.sync.folder import AdapterFolders, ModelFolders
 from burnish.sync.host_memory import has_host_memory, to_devices, to_host
 from burnish.sync.reshard import from_host, whole_here
 from burnish.text.tokenizer import read_json
@@ -67,7 +71,8 @@ class RLCluster:
     The engine has its own copy of the weights, in its own layout, or borrows the actor's (`rollout.weights`); `sync_weights` is the only
     way in. critic: the model of values, for algorithms with a value loss; every weight of it is trained, in float32. reward_model: what
     `get_rewards` asks. teacher: whom the policy learns from, for algorithms that ask for its scores. engine: one that is there already, on
-    a mesh of its own, instead of a native one that is made here; it gets the weights at the first `prepare`, and the cluster closes it.
+    a mesh of its own, or what makes one, instead of the one that `rollout.engine` names; it gets the weights at the first `prepare`, and
+    the cluster closes it. logs: a folder for what the processes of an engine say.
     fleet: the processes over whose devices the actor's mesh is; then all of them call the same operations in the same order, and each has
     an engine of its own.
     """
@@ -84,7 +89,8 @@ class RLCluster:
         critic: CriticConfig | None = None,
         reward_model: RewardModelSection | None = None,
         teacher: TeacherConfig | None = None,
-        engine: Engine | None = None,
+        engine: Engine | MakeEngine | None = None,
+        logs: Path | None = None,
         fleet: Fleet = ALONE,
         seed: int = 0,
     ) -> None:
@@ -93,8 +99,11 @@ class RLCluster:
         self.fleet = fleet
         self.precision: Precision = resolve_precision(precision)
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
-        lent = rollout.weights == "lent" and engine is None
-        brought = None if engine is None else place_of(engine.mesh)
+        given = engine if engine is not None else engine_maker(rollout)
+        if given is not None and not isinstance(given, Engine):
+            _refuse_devices(rollout, cluster)
+        lent = rollout.weights == "lent" and given is None
+        brought = None if given is None else place_of(given.mesh if isinstance(given, Engine) else None)
         placed = _placer(cluster, architecture, lora, self.precision, critic, reward_model, teacher, lent=lent, brought=brought)
         self._place = partial(placed, num_processes=fleet.count)
         self.placement: Placement = self._place(needs_reference=cluster.reference is not None)
@@ -155,12 +164,28 @@ class RLCluster:
                 offload=Role.TEACHER in self._offloaded,
             )
         )
-        self.engine: Engine = self._start_engine(adapter) if engine is None else engine
-        self._is_behind = engine is not None or lent
+        self.engine: Engine = self._start_engine(given, adapter, logs)
+        self._is_behind = given is not None or lent
         self._publisher = Publisher(self.engine, actor=actor, prefix="" if adapter is None else "adapter.")
 
-    def _start_engine(self, adapter: Adapter | None) -> NativeEngine:
+    def _start_engine(self, given: Engine | MakeEngine | None, adapter: Adapter | None, logs: Path | None) -> Engine:
         config = self.rollout_config
+        if isinstance(given, Engine):
+            return given
+        if given is not None:
+            return given(
+                EngineSetup(
+                    self.model.folder,
+                    self.model.codec.tokenizer.decode,
+                    context=self.context,
+                    slots=config.slots,
+                    max_kept=config.max_kept,
+                    precision=self.precision,
+                    adapter_rank=None if adapter is None else next(iter(adapter.pairs.values()))["a"].shape[-1],
+                    writer=partial(self._weight_writer, adapter),
+                    logs=logs or Path("runs") / "servers",
+                )
+            )
         return NativeEngine(
             self.model.config,
             jax.tree.map(whole_here, self.model.params),
@@ -176,6 +201,15 @@ class RLCluster:
             mesh=self._sites[Role.ROLLOUT].mesh,
             dispatch=self._sites[Role.ROLLOUT].dispatch,
         )
+
+    def _weight_writer(self, adapter: Adapter | None, kind: Kind) -> WeightWriter:
+        """Who writes versions for engines that read them from a folder."""
+        architecture, folder = self.model.config, self.model.folder
+        dtype = "bfloat16" if self.precision == "bf16" else "float32"
+        if adapter is None:
+            return ModelFolders(architecture, like=folder, dtype=dtype)
+        merged = None if kind == "adapter" else (self.model.params, dtype)
+        return AdapterFolders(architecture, adapter, base=folder, merged=merged, dispatch=self._sites[Role.ACTOR].dispatch)
 
     # -------------------------------------------------------------------------------------------------------------- the actor
 
@@ -440,6 +474,17 @@ class RLCluster:
 def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
     """How many ids an episode can have in one row, its prompt included."""
     return min(rollout.longest_sequence, model.max_positions)
+
+
+def _refuse_devices(rollout: RolloutConfig, cluster: ClusterConfig) -> None:
+    """An engine in another process isn't placed, and is one run's."""
+    if cluster.rollout is not None:
+        raise UserError(f"cluster.rollout gives devices to the engine, but the engine `{rollout.engine}` has its own: leave it out")
+    if cluster.distributed is not None:
+        raise UserError(
+            f"rollout.engine is `{rollout.engine}` and cluster.distributed names several processes: each would push its versions to the "
+            "same servers. Use the native engine there"
+        )
 
 
 def _check_divides(role: Role, mesh: Mesh | None, architecture: ModelConfig, lora: LoraConfig | None) -> None:

@@ -33,11 +33,13 @@ from burnish.rl.algorithms import Algorithm, from_config
 from burnish.rl.batch import Scores, build_batch
 from burnish.rl.credit import TokenEstimator, credit, episode_keys, scored_episodes, uncredited
 from burnish.rl.scoring import _logps
+from burnish.rollout.engine import wait_for
+from burnish.rollout.native.engine import NativeEngine
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from burnish.train.optim import make_optimizer
 from burnish.train.state import leaf_names
 from burnish.train.step import MicroBatch
-from burnish.types import Completion, Group, Prompt, Status, Step, StopReason, Trajectory
+from burnish.types import Completion, Group, Prompt, Request, SamplingParams, Status, Step, StopReason, Trajectory
 from tests.rl.batches import episode, scored
 
 PYTHON = """
@@ -57,6 +59,12 @@ def create_dataset(*, size=8, first=0):
 
 def more(*, size=8, first=100):
     return create_dataset(size=size, first=first)
+
+def says(request):
+    return [7, 8]
+
+def says_else(request):
+    return [8, 7]
 
 class Agent(ModelAgent):
     pass
@@ -139,7 +147,7 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
             "precision": cluster.precision,
             "meshes": {role: mesh_of(site.mesh) for role, site in cluster._sites.items()},
             "context": cluster.context,
-            "engine": [jax.tree.map(jnp.shape, engine._cache), engine._prefill_rows, engine._decode_chunk, engine._max_kept, engine.lent],
+            "engine": sampler(engine),
             "reward model": None
             if (judge := cluster.reward_model) is None
             else [float(jnp.sum(jnp.abs(judge.params["score"]))), judge.max_tokens, judge._rows],
@@ -164,6 +172,13 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
         return plain(seen)
     finally:
         learner.close()
+
+
+def sampler(engine: Any) -> Any:
+    """How the native engine is laid out; what another one says."""
+    if isinstance(engine, NativeEngine):
+        return [jax.tree.map(jnp.shape, engine._cache), engine._prefill_rows, engine._decode_chunk, engine._max_kept, engine.lent]
+    return wait_for(engine.generate(Request((5,), SamplingParams(4)))).ids.tolist()
 
 
 def mesh_of(mesh: Mesh | None) -> Any:

@@ -28,7 +28,6 @@ from tests.config.resolved_run import left_behind, observe, observe_algorithm, p
 pytestmark = pytest.mark.slow  # 130 small runs are built, and a few made
 
 ALLOWED = {
-    "rollout.engine": "there is one engine so far, so there is no other value",
     "observe.progress": "only a terminal shows it: tests/observe/test_display.py",
 }
 """Fields without an effect that this test could see, each with its reason; at most 5."""
@@ -64,6 +63,8 @@ OTHER: dict[str, list[Any]] = {
     "environment.options": [{"max_steps": 3}],
     "agent.agent": ["./mine.py:Agent"],
     "agent.options": [{"system_prompt": "88"}],
+    "rollout.engine": ["scripted"],
+    "rollout.options": [{"reply": "./mine.py:says_else"}],
     "rollout.sampling.stop_strings": [["7"]],
     "rollout.max_episode_tokens": [40],
     "cluster.actor.axes": [{"data": 2}, {"fsdp": 2}, {"tp": 2}],
@@ -112,6 +113,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "data.eval.0.options": {"data.eval.0.path": None, "data.eval.0.recipe": "mine.py"},
     "reward_model.": {"reward_model": JUDGE},
     BY_JOINING: {"cluster.distributed": {"coordinator": "node0:8476", "num_processes": 2, "process_id": 0}},
+    "rollout.options": {"rollout.engine": "scripted", "rollout.options": {"reply": "./mine.py:says"}},
     "cluster.rollout.": {"cluster.rollout": {"devices": [4, 5]}},
     "cluster.reference.": {"cluster.reference": {"devices": [4, 5]}},
     "cluster.critic": {"algorithm.name": "ppo"},

@@ -1,0 +1,49 @@
+"""Weights on their way to a server: one version of them in a folder, and who writes it.
+
+Owns the names that both sides of that way use; no jax. Folders are written by `sync.folder`, read by servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Kind = Literal["adapter", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """A version in a folder: an adapter in PEFT's format, or a whole model in Hugging Face's.
+
+    name: what a server knows it by; another one for each push, as a server may remember what a name meant. folder: None for the weights
+    that a server starts with.
+    """
+
+    version: int
+    name: str
+    kind: Kind
+    folder: Path | None
+
+
+@runtime_checkable
+class WeightWriter(Protocol):
+    """Turns the leaves that were pushed into a folder that a server can read."""
+
+    @property
+    def kind(self) -> Kind: ...
+
+    def check(self, name: str, array: Any) -> None:
+        """Raise ValueError for a leaf that isn't one of the model's."""
+        ...
+
+    def write(self, folder: Path, leaves: Mapping[str, Any], *, last: Path | None, checksum: int | None) -> None:
+        """Write all weights to a new folder. last: the folder of the version before, for leaves that weren't pushed; None: the first.
+
+        Raises RuntimeError where what came, or what stands in the folder now, hasn't the checksum.
+        """
+        ...
+
+
+__all__ = ["Edition", "Kind", "WeightWriter"]

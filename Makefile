@@ -10,7 +10,7 @@ JOBS ?= 2
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
 FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates"
 
-.PHONY: venv quickstart static check test test-py312 test-templates learn parity soak mutants bench docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates learn parity soak mutants bench bench-peers docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -75,6 +75,11 @@ mutants: venv
 bench: venv
 	$(BIN)/burnish fetch $(MODEL)
 	set -e; for program in bench/*.py; do $(BIN)/python $$program; done
+
+# Other people's programs beside ours, each in an environment of its own; takes half an hour, on a machine that does nothing else.
+bench-peers: venv
+	$(BIN)/burnish fetch $(MODEL)
+	$(BIN)/python bench/peers/run.py
 
 docs-slow: venv
 	$(BIN)/burnish fetch $(MODEL)

@@ -53,6 +53,7 @@ from burnish.sync.folder import AdapterFolders, ModelFolders
 from burnish.sync.host_memory import has_host_memory, to_devices, to_host
 from burnish.sync.reshard import from_host, whole_here
 from burnish.text.tokenizer import read_json
+from burnish.train.compiles import keep_compiled
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
 from burnish.train.state import TrainState, init_state, read_metrics, shape_to_read, stop_if_nonfinite
@@ -96,6 +97,7 @@ class RLCluster:
     ) -> None:
         if cluster.distributed is not None and fleet is ALONE:
             raise UserError("cluster.distributed names other processes: join them, `with joined(…) as fleet`, and pass the fleet on")
+        keep_compiled()
         self.fleet = fleet
         self.precision: Precision = resolve_precision(precision)
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))

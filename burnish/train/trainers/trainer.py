@@ -37,7 +37,7 @@ from burnish.observe.trace import span
 from burnish.rl.batch import TokenBatch
 from burnish.rl.losses import Mean
 from burnish.text.codec import Codec
-from burnish.train.compiles import programs_compiled
+from burnish.train.compiles import keep_compiled, programs_compiled
 from burnish.train.optim import make_optimizer
 from burnish.train.preference import PerAnswer, answers, reference_point
 from burnish.train.trainers.batches import micro_batches
@@ -83,6 +83,7 @@ class Trainer:
         run: RunSection = RunSection(),
         sinks: Sequence[Sink] = (),
     ) -> None:
+        keep_compiled()
         self._objective, self._training, self._run = objective, training, run
         encoder = Encoder(objective.encode, codec, training.max_tokens, training.overlong)
         self._stream = (

@@ -52,12 +52,21 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Experts in place of a layer's MLP. per_token: how many a token goes through. normalised: their weights are made to sum to 1."""
+
+    num_experts: int
+    per_token: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder-only transformer of the Llama line. Widths in elements, `max_positions` in tokens.
 
     layer_kinds: one a layer, or () where all are plain. second_rope: of the layers that say so; None: those aren't rotated at all.
     unit_offset: norms multiply by 1 + w. scaled_embedding: embeddings are multiplied by sqrt(width). attention_scale: factor on q·k, None
-    is 1 / sqrt(head_dim). attention_cap, logit_cap: scores, or logits, become cap · tanh(x / cap).
+    is 1 / sqrt(head_dim). attention_cap, logit_cap: scores, or logits, become cap · tanh(x / cap). moe: then `mlp_width` is an expert's.
     """
 
     family: str
@@ -85,6 +94,7 @@ class ModelConfig:
     attention_scale: float | None = None
     attention_cap: float | None = None
     logit_cap: float | None = None
+    moe: MoeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.layer_kinds and len(self.layer_kinds) != self.num_layers:
@@ -93,6 +103,8 @@ class ModelConfig:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+        if self.moe and not 0 < self.moe.per_token <= self.moe.num_experts:
+            raise ValueError(f"a token can't go through {self.moe.per_token} of {self.moe.num_experts} experts")
 
     @property
     def windowed(self) -> bool:
@@ -108,4 +120,5 @@ class ModelConfig:
     def pairs_per_token(self) -> float:
         """Pairs of query and key whose attention costs as much as a token's products with the matrices of a layer: where work is spread."""
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return (2 * self.width * (heads + kv_heads) + 3 * self.width * self.mlp_width) / (2 * heads)
+        mlp = 3 * self.width * self.mlp_width * (self.moe.per_token if self.moe else 1)
+        return (2 * self.width * (heads + kv_heads) + mlp) / (2 * heads)

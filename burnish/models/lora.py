@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from burnish.config.errors import UserError
 from burnish.config.schema import LoraConfig
 from burnish.models import families
 from burnish.models.config import ModelConfig
@@ -30,6 +31,10 @@ def adapter_spec(config: ModelConfig, *, rank: int, targets: Sequence[str], dora
     dora: with the columns' sizes, `m` [L, out], which start as the base's.
     """
     matrices = spec(config)["layers"]
+    of_experts = [name for name in targets if matrices[name].axes[1] == "experts"]
+    if of_experts:
+        left = [name for name in families.MODULES if name not in of_experts]
+        raise UserError(f"model.lora.targets has {', '.join(of_experts)}, which are experts in {config.family}; choose from {', '.join(left)}")
 
     def pair(base: ParamSpec) -> Params:
         layers, rows, columns = base.shape

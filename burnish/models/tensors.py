@@ -1,15 +1,19 @@
 """Safetensors files and the leaves of a parameter tree: which tensors fill which leaf, read in pieces, written in shards.
 
-Owns the layout rule (a stacked matrix [L, in, out] is one tensor [out, in] a layer; everything else is stored as it is), the check of
-names, shapes and dtypes, and laziness: no more than one leaf, or one shard, is in host memory at a time. Called by `weights.py` alone.
+Owns the layout rule (a stacked matrix [L, in, out] is one tensor [out, in] a layer, [L, E, in, out] one an expert; a leaf may be some rows
+of a tensor that it shares with others; everything else is stored as it is), the check of names, shapes and dtypes, and laziness: no more
+than one leaf, or one shard, is in host memory at a time. Called by `weights.py` alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +26,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from burnish.config.errors import UserError
+from burnish.models.families import Part, TensorName
 from burnish.models.sharding import shardings
 from burnish.models.transformer import Params, ParamSpec
 
 INDEX_FILE = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
-TensorName = Callable[[tuple[str, ...], int], str]
-"""(path of a leaf, layer) → the name of the tensor that holds it."""
+STACKS = ("layers", "experts")
+"""Axes of a leaf that files don't have: there is a tensor for each of their indices."""
 
 
 class BadWeights(UserError):
@@ -38,19 +43,26 @@ class BadWeights(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One leaf of the tree and the tensors that make it: one for each layer if it is stacked, else one."""
+    """One leaf of the tree and the tensors that make it: one for each index of its stacked axes, the last moving fastest, or else one.
+
+    rows: where it is a part of each of them, its first row and their number of rows.
+    """
 
     path: tuple[str, ...]
     spec: ParamSpec
     tensors: tuple[str, ...]
+    rows: tuple[int, int] | None = None
 
     @property
-    def stacked(self) -> bool:
-        return self.spec.axes[0] == "layers"
+    def stacks(self) -> int:
+        """How many of its axes are stacked ones."""
+        return sum(axis in STACKS for axis in self.spec.axes)
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        return self.spec.shape[:0:-1] if self.stacked else self.spec.shape
+        """Of the leaf's own rows in each tensor."""
+        shape = self.spec.shape[self.stacks :]
+        return shape[::-1] if self.stacks else shape
 
 
 def leaves(specs: Params, name: TensorName) -> Any:
@@ -58,9 +70,18 @@ def leaves(specs: Params, name: TensorName) -> Any:
 
     def leaf(path: tuple[Any, ...], s: ParamSpec) -> Leaf:
         keys = tuple(key.key for key in path)
-        return Leaf(keys, s, tuple(name(keys, layer) for layer in range(s.shape[0] if s.axes[0] == "layers" else 1)))
+        sizes = [size for axis, size in zip(s.axes, s.shape, strict=True) if axis in STACKS]
+        found = [name(keys, *index) for index in itertools.product(*map(range, sizes or [1]))]
+        tensors = tuple(part.tensor if isinstance(part, Part) else part for part in found)
+        return Leaf(keys, s, tensors, found[0][1:] if isinstance(found[0], Part) else None)
 
     return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=_is_spec)
+
+
+def file_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a tree's files, with its shape."""
+    whole = {leaf.path: leaf.tensor_shape if leaf.rows is None else (leaf.rows[1], *leaf.tensor_shape[1:]) for leaf in flat(tree)}
+    return {name: whole[leaf.path] for leaf in flat(tree) for name in leaf.tensors}
 
 
 def flat(tree: Any) -> list[Leaf]:
@@ -85,7 +106,7 @@ class TensorFiles:
 
     def check(self, tree: Any, where: Path, *, ignored: Callable[[str], bool]) -> None:
         """Raise `BadWeights` with everything that is unknown, missing, or of another shape or dtype than the tree wants."""
-        expected = {name: leaf.tensor_shape for leaf in flat(tree) for name in leaf.tensors}
+        expected = file_shapes(tree)
         problems = [f"unknown tensor {name}" for name in self._handles if name not in expected and not ignored(name)]
         problems += [f"missing tensor {name} {list(shape)}" for name, shape in expected.items() if name not in self._handles]
         for name in expected.keys() & self._handles.keys():
@@ -109,13 +130,16 @@ class TensorFiles:
 
     def region(self, leaf: Leaf, index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
         """A region of a leaf, assembled tensor by tensor."""
-        if not leaf.stacked:
+        if not leaf.stacks:
             return self._handles[leaf.tensors[0]].get_slice(leaf.tensors[0])[index].astype(dtype, copy=False)
-        names = leaf.tensors[index[0]]
-        sizes = (len(range(*part.indices(size))) for part, size in zip(index[1:], leaf.spec.shape[1:], strict=True))
-        out = np.zeros((len(names), *sizes), dtype)
-        for row, name in zip(out, names, strict=True):
-            row[...] = self._handles[name].get_slice(name)[index[:0:-1]].T
+        picked = [range(*part.indices(size)) for part, size in zip(index, leaf.spec.shape, strict=True)]
+        lead, inner = picked[: leaf.stacks], [slice(r.start, r.stop) for r in picked[leaf.stacks :]]
+        if leaf.rows is not None:  # the last axis here is the first of a tensor
+            inner[-1] = slice(inner[-1].start + leaf.rows[0], inner[-1].stop + leaf.rows[0])
+        out = np.zeros([len(r) for r in picked], dtype)
+        for place in itertools.product(*(range(len(r)) for r in lead)):
+            name = leaf.tensors[np.ravel_multi_index([r[i] for r, i in zip(lead, place, strict=True)], leaf.spec.shape[: leaf.stacks])]
+            out[place] = self._handles[name].get_slice(name)[tuple(inner[::-1])].T
         return out
 
 
@@ -150,23 +174,33 @@ def write(folder: Path, stem: str, tree: Any, arrays: Params, *, dtype: Any | No
 
 def _shards(tree: Any, arrays: Params, dtype: Any, limit: int) -> Iterator[list[tuple[str, Callable[[], np.ndarray]]]]:
     """Tensors in groups of at most `limit` bytes, each as its name and a function that makes it."""
+    parts: dict[str, list[tuple[int, Callable[[], np.ndarray]]]] = {}
+    sizes: dict[str, int] = {}
+    for leaf, array in zip(flat(tree), jax.tree.leaves(arrays), strict=True):
+        nbytes = math.prod(leaf.tensor_shape) * (dtype or array.dtype).itemsize
+        for number, name in enumerate(leaf.tensors):
+            make = partial(_tensor, leaf, array, number, dtype)
+            parts.setdefault(name, []).append((leaf.rows[0] if leaf.rows else 0, make))
+            sizes[name] = sizes.get(name, 0) + nbytes
     group: list[tuple[str, Callable[[], np.ndarray]]] = []
     size = 0
-    for leaf, array in zip(flat(tree), jax.tree.leaves(arrays), strict=True):
-        nbytes = int(np.prod(leaf.tensor_shape)) * (dtype or array.dtype).itemsize
-        for layer, name in enumerate(leaf.tensors):
-            if group and size + nbytes > limit:
-                yield group
-                group, size = [], 0
-            group.append((name, lambda leaf=leaf, array=array, layer=layer: _tensor(leaf, array, layer, dtype)))
-            size += nbytes
+    for name, makers in parts.items():
+        if group and size + sizes[name] > limit:
+            yield group
+            group, size = [], 0
+        group.append((name, partial(_joined, [make for _, make in sorted(makers, key=lambda part: part[0])])))
+        size += sizes[name]
     yield group
 
 
-def _tensor(leaf: Leaf, array: Array | np.ndarray, layer: int, dtype: Any) -> np.ndarray:
-    values = np.asarray(array[layer]).T if leaf.stacked else np.asarray(array)
+def _joined(makers: list[Callable[[], np.ndarray]]) -> np.ndarray:
+    return makers[0]() if len(makers) == 1 else np.concatenate([make() for make in makers])
+
+
+def _tensor(leaf: Leaf, array: Array | np.ndarray, number: int, dtype: Any) -> np.ndarray:
+    values = np.asarray(array[np.unravel_index(number, leaf.spec.shape[: leaf.stacks])] if leaf.stacks else array)
     # safetensors writes the wrong numbers, silently, for an array that isn't contiguous.
-    return np.ascontiguousarray(values.astype(dtype or array.dtype))
+    return np.ascontiguousarray((values.T if leaf.stacks else values).astype(dtype or array.dtype))
 
 
 def _check_arrays(tree: Any, arrays: Params) -> None:

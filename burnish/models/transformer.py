@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision
+from burnish.models.moe import expert_mlp
 from burnish.models.quant import dense
 from burnish.models.rope import Angles, rope_angles, rotate
 from burnish.models.rows import keep_rows
@@ -92,10 +93,15 @@ def spec(config: ModelConfig) -> Params:
         "k": matrix(width, kv_heads, ("embed", "kv_heads")),
         "v": matrix(width, kv_heads, ("embed", "kv_heads")),
         "o": matrix(heads, width, ("heads", "embed"), out_scale),
-        "gate": matrix(width, config.mlp_width, ("embed", "mlp")),
-        "up": matrix(width, config.mlp_width, ("embed", "mlp")),
-        "down": matrix(config.mlp_width, width, ("mlp", "embed"), out_scale),
     }
+    if config.moe is None:
+        layers |= {
+            "gate": matrix(width, config.mlp_width, ("embed", "mlp")),
+            "up": matrix(width, config.mlp_width, ("embed", "mlp")),
+            "down": matrix(config.mlp_width, width, ("mlp", "embed"), out_scale),
+        }
+    else:
+        layers |= _expert_specs(config, out_scale)
     if config.norms != "after":
         layers |= {"attn_norm": norm(width, "embed"), "mlp_norm": norm(width, "embed")}
     if config.norms != "before":
@@ -126,6 +132,22 @@ def spec(config: ModelConfig) -> Params:
     if not config.tied_head:
         tree["head"] = ParamSpec((config.vocab_size, width), ("vocab", "embed"))
     return tree
+
+
+def _expert_specs(config: ModelConfig, out_scale: float) -> Params:
+    """The router and the experts' matrices. Experts are spread over the mesh, each whole but for its width's cut."""
+    assert config.moe is not None
+    num_layers, count, width, inner = config.num_layers, config.moe.num_experts, config.width, config.mlp_width
+
+    def matrices(rows: int, columns: int, axes: tuple[str, str], scale: float = 0.02) -> ParamSpec:
+        return ParamSpec((num_layers, count, rows, columns), ("layers", "experts", *axes), scale=scale)
+
+    return {
+        "router": ParamSpec((num_layers, width, count), ("layers", "embed", "choices")),
+        "gate": matrices(width, inner, ("embed", "expert_mlp")),
+        "up": matrices(width, inner, ("embed", "expert_mlp")),
+        "down": matrices(inner, width, ("expert_mlp", "embed"), out_scale),
+    }
 
 
 def init(config: ModelConfig, key: Array, *, dtype: DTypeLike = jnp.float32) -> Params:
@@ -344,6 +366,8 @@ def block(
         own = None if adapter is None else adapter._replace(dropout=dropout)
         linear = partial(project, layer=layer, adapter=own, precision=precision)
         inner = norm("mlp_norm", x)
+        if config.moe is not None:
+            return norm("mlp_out_norm", expert_mlp(config.moe, layer, inner, partial(activated, config), precision)[0])
         gate, up = checkpoint_name(linear("gate", x=inner), KEPT), checkpoint_name(linear("up", x=inner), KEPT)
         return norm("mlp_out_norm", linear("down", x=activated(config, gate) * up))
 

@@ -58,7 +58,7 @@ def load(folder: str | Path, *, dtype: Any | None = jnp.float32, mesh: Mesh | No
     if mesh is not None:
         check_mesh(config, mesh)
     target = families.stored_dtype(_read_json(folder / "config.json")) if dtype is None else dtype
-    tree = tensors.leaves(spec(config), families.tensor_name)
+    tree = tensors.leaves(spec(config), families.tensor_names(config))
     with ExitStack() as stack:
         files = tensors.TensorFiles(_weight_files(folder), stack)
         files.check(tree, folder, ignored=lambda name: families.is_derived(name) or _repeats_embedding(config, name, files))
@@ -80,7 +80,7 @@ def save(
     `config.json` is written last: a folder without it isn't a model.
     """
     stored = jnp.dtype(dtype if dtype is not None else params["embed"].dtype)
-    tree = tensors.leaves(spec(config), families.tensor_name)
+    tree = tensors.leaves(spec(config), families.tensor_names(config))
     _write_model(Path(folder), tree, params, families.write_config(config, dtype=stored.name), like=like, shard_bytes=shard_bytes)
 
 
@@ -113,7 +113,7 @@ def save_scalar(
 ) -> None:
     """Write a decoder with a scalar head as a sequence classifier that transformers, and `load_scalar`, can read; options as for `save`."""
     stored = jnp.dtype(dtype if dtype is not None else params["score"].dtype)
-    tree = tensors.leaves(scalar_head.spec(config), families.classifier_tensor_name)
+    tree = tensors.leaves(scalar_head.spec(config), families.classifier_tensor_names(config))
     _write_model(Path(folder), tree, params, families.write_config(config, dtype=stored.name, classifier=True), like=like)
 
 
@@ -176,8 +176,8 @@ def _open_scalar(folder: Path, stack: ExitStack, *, zero_head: bool) -> tuple[Mo
             "train it with num_labels=1"
         )
     specs = scalar_head.spec(config) if scored else {"decoder": scalar_head.spec(config)["decoder"]}
-    tree = tensors.leaves(specs, families.classifier_tensor_name)
-    unread = set() if scored else {families.tensor_name(("head",), 0)}
+    tree = tensors.leaves(specs, families.classifier_tensor_names(config))
+    unread = set() if scored else {families.TOP["head"]}
     files.check(tree, folder, ignored=lambda name: families.is_derived(name) or name in unread)
     return config, tree, files
 
@@ -212,7 +212,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _repeats_embedding(config: ModelConfig, name: str, files: tensors.TensorFiles) -> bool:
     """Whether a tensor is the head of a tied model, stored once more. One with other numbers isn't, and is reported as unknown."""
-    head, embed = families.tensor_name(("head",), 0), families.tensor_name(("embed",), 0)
+    head, embed = families.TOP["head"], families.TOP["embed"]
     return config.tied_head and name == head and embed in files.names and np.array_equal(files.tensor(head), files.tensor(embed))
 
 

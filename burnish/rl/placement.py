@@ -305,7 +305,8 @@ def _axes(role: Role, spec: MeshSpec, count: int, model: ModelConfig | None) -> 
         axes = [(str(name), size) for name, size in spec.axes.items()]
     elif role is Role.ROLLOUT and model is not None:
         # Pieces of every product rather than whole copies: each device reads fewer weights for a token.
-        tp = math.gcd(count, model.num_heads, model.num_kv_heads, model.vocab_size, model.mlp_width)
+        inner = model.moe.num_experts if model.moe else model.mlp_width
+        tp = math.gcd(count, model.num_heads, model.num_kv_heads, model.vocab_size, inner)
         axes = [("data", count // tp), ("tp", tp)]
     else:
         axes = [("data", count)]

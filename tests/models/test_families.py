@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from burnish.models.config import ModelConfig, RopeConfig
+from burnish.models.config import LayerKind, ModelConfig, MoeConfig, RopeConfig
 from burnish.models.families import FAMILIES, UnsupportedModel, read_config, stored_dtype, write_config
 from burnish.testing.tiny import tiny_config
 
@@ -67,7 +67,7 @@ def test_what_a_family_adds_to_its_keys() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM"),
         ({"architectures": [], "model_type": "gpt2"}, "gpt2"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_theta": None}, "RoPE base is missing"),
@@ -119,3 +119,80 @@ def test_a_configuration_outside_its_family_is_not_written() -> None:
 def test_the_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="some/config.json"):
         read_config(OLD | {"hidden_act": "gelu"}, where="some/config.json")
+
+
+GEMMA3 = without("rope_theta") | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 8,
+    "head_dim": 8,
+    "sliding_window": 512,
+}
+
+
+def test_gemma3s_two_ropes_and_its_layers_in_the_old_and_the_new_form() -> None:
+    """Every sixth layer sees everything, unless `layer_types` says it; only its RoPE is stretched."""
+    old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    types = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    wide, local = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_type": "default", "rope_theta": 1e4}
+    config = read_config(GEMMA3 | old)
+    assert config == read_config(GEMMA3 | {"layer_types": types, "rope_parameters": {"full_attention": wide, "sliding_attention": local}})
+    assert config.rope == RopeConfig(1e6, "linear", factor=8.0) and config.second_rope == RopeConfig(1e4)
+    assert config.layer_kinds == (LayerKind(512, True),) * 5 + (LayerKind(), LayerKind(512, True))
+    assert (config.tied_head, config.activation, config.attention_scale) == (True, "gelu_tanh", None)
+
+
+def test_what_a_gemma2_means_that_says_little() -> None:
+    config = read_config(without("tie_word_embeddings") | {"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu"})
+    assert config.layer_kinds == (LayerKind(4096), LayerKind())
+    assert (config.head_dim, config.attention_cap, config.logit_cap) == (256, 50.0, 30.0)
+    assert (config.tied_head, config.activation, config.norms) == (True, "gelu_tanh", "around")
+    assert read_config(OLD | {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": None}).attention_cap is None
+
+
+def test_windows_of_the_other_families() -> None:
+    def kinds(architecture: str, **keys: Any) -> tuple[LayerKind, ...]:
+        return read_config(OLD | {"architectures": [f"{architecture}ForCausalLM"], "num_experts_per_tok": 2, **keys}).layer_kinds
+
+    assert kinds("Mistral") == (LayerKind(4096),) * 2
+    assert kinds("Mistral", sliding_window=None) == kinds("Phi3") == kinds("Qwen2", sliding_window=64) == ()
+    assert kinds("Phi3", sliding_window=2047) == (LayerKind(2047),) * 2
+    assert kinds("Qwen3", use_sliding_window=True, sliding_window=64, max_window_layers=1) == (LayerKind(), LayerKind(64))
+    assert kinds("SmolLM3", num_hidden_layers=5) == (LayerKind(),) * 3 + (LayerKind(second_rope=True), LayerKind())
+    assert kinds("SmolLM3", no_rope_layers=[0, 1]) == (LayerKind(second_rope=True), LayerKind())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"layer_types": ["sliding_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"layer_types": ["sliding_attention"]}, "1 entries for 2 layers"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "sliding_window is None"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"hidden_activation": "relu"}, "hidden_act is 'relu'"),
+    ],
+)
+def test_what_a_gemma_may_not_ask_for(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        read_config(OLD | {"architectures": ["Gemma2ForCausalLM"]} | change)
+
+
+def test_experts_in_the_config() -> None:
+    qwen = OLD | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = read_config(qwen | {"num_experts": 8})
+    assert (config.moe, config.mlp_width) == (MoeConfig(8, 2, normalised=False), 16)
+    assert read_config(qwen | {"num_local_experts": 8}) == config, "as transformers 5 writes it"
+    for change, named in (
+        ({}, "'num_experts' is missing"),
+        ({"num_experts": 8, "mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"num_experts": 8, "decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"num_experts": 8, "moe_intermediate_size": None}, "'moe_intermediate_size' is missing"),
+    ):
+        with pytest.raises(UnsupportedModel, match=named):
+            read_config(qwen | change)
+
+
+def test_layers_of_other_windows_than_the_family_knows_are_not_written() -> None:
+    kinds = (LayerKind(window=3), LayerKind(window=5))
+    with pytest.raises(UnsupportedModel, match="can't describe|sliding_window"):
+        write_config(replace(tiny_config("gemma2"), layer_kinds=kinds), dtype="float32")

@@ -121,7 +121,8 @@ class Layout:
             if self._is_unstacked(name):
                 here = _here(value, self.places[name])
                 arrived(name, here)
-                width = dtype if here.ndim == 3 else jnp.dtype(jnp.float32)
+                # A router's products are float32 always: a rounded one would choose other experts than the trainer's.
+                width = dtype if here.ndim >= 3 and name != "layers.router" else jnp.dtype(jnp.float32)
                 changed[name.removeprefix("layers.")] = _unstack(here, width, _of_layer(self.places[name]))
         for name, base in merged.items():
             pair = {part: stacked[leaf] for part in ("a", "b", "m") if (leaf := f"adapter.{name}.{part}") in stacked}

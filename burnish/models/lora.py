@@ -34,7 +34,9 @@ def adapter_spec(config: ModelConfig, *, rank: int, targets: Sequence[str], dora
     of_experts = [name for name in targets if matrices[name].axes[1] == "experts"]
     if of_experts:
         left = [name for name in families.MODULES if name not in of_experts]
-        raise UserError(f"model.lora.targets has {', '.join(of_experts)}, which are experts in {config.family}; choose from {', '.join(left)}")
+        raise UserError(
+            f"model.lora.targets has {', '.join(of_experts)}, which are experts in {config.family}; choose from {', '.join(left)}"
+        )
 
     def pair(base: ParamSpec) -> Params:
         layers, rows, columns = base.shape

@@ -12,7 +12,7 @@ from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
 from burnish.models.families import FAMILIES
 from burnish.models.transformer import Params, forward
-from burnish.testing.check_family import check_cached_decode, check_family, check_packed, check_shared_prompt, lively_params
+from burnish.testing.check_family import check_cached_decode, check_family, check_packed, check_sharded, check_shared_prompt, lively_params
 from burnish.testing.tiny import tiny_config
 
 
@@ -20,6 +20,12 @@ from burnish.testing.tiny import tiny_config
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_holds_every_law(family: str, tmp_path: Path) -> None:
     check_family(tiny_config(family), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"data": 2}, {"fsdp": 2, "tp": 2}], ids=str)
+def test_other_meshes_are_one_device_too(axes: dict[str, int]) -> None:
+    check_sharded(tiny_config("qwen3"), lively_params(tiny_config("qwen3")), axes)
 
 
 @pytest.mark.slow

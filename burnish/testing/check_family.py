@@ -3,7 +3,8 @@
     check_family(tiny_config("qwen3"), tmp_path)
 
 Owns the laws: saved and loaded is the same bit by bit; packing, sharing a prompt, decoding over a cache, merging an adapter and sharding
-over devices change nothing. Sequences are longer than the windows of tiny models. Called by the tests of `models`, and by anyone who adds a family. A violation is an `AssertionError` that names the law.
+over devices change nothing. Sequences are longer than the windows of tiny models. Called by the tests of `models`, and by anyone who adds
+a family. A violation is an `AssertionError` that names the law.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jaxtyping import Array, Float, Int
 
-from burnish.config.schema import LoraConfig
 from burnish.models import families, lora, weights
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
@@ -30,6 +30,7 @@ from burnish.models.transformer import (
     Params,
     block,
     capped,
+    draw,
     embed,
     forward,
     init,
@@ -45,7 +46,7 @@ TOLERANCE = 2e-5
 
 
 def check_family(config: ModelConfig, folder: str | Path, *, meshes: Sequence[dict[str, int]] = MESHES) -> None:
-    """Check every law at float32 on random parameters in which no leaf is at its neutral start. meshes: those for which there are devices."""
+    """Check every law at float32 on random parameters in which no leaf is at its neutral start. meshes: if there are so many devices."""
     params = lively_params(config)
     check_round_trip(config, params, folder)
     check_packed(config, params)
@@ -108,8 +109,8 @@ def check_cached_decode(config: ModelConfig, params: Params) -> None:
 def check_merged(config: ModelConfig, params: Params, folder: str | Path) -> None:
     """An adapter in its matrices computes what it does beside them, also once it has been saved and loaded; a tied head stays tied."""
     targets = tuple(name for name in families.MODULES if params["layers"][name].ndim == 3)
-    fresh = lora.init_adapter(config, LoraConfig(rank=4, alpha=8.0, targets=targets), jax.random.key(5))
-    adapter = Adapter(jax.tree.map(lambda leaf: leaf + 0.05, fresh.pairs), fresh.scale)
+    pairs = draw(lora.adapter_spec(config, rank=4, targets=targets), jax.random.key(5))
+    adapter = Adapter(jax.tree.map(lambda leaf: leaf + 0.05, pairs), 2.0)
     tokens = _tokens(config, 18, seed=5)
     beside, merged = _hidden(config, params, tokens, pairs=adapter.pairs, scale=adapter.scale), lora.merge(params, adapter)
     weights.save(folder, config, merged)

@@ -18,6 +18,7 @@ LAYERS = [
     # without jax
     ["burnish", "burnish.types", "burnish.faults", "burnish.observe.trace", "burnish.observe.metrics", "burnish.rollout.engine"],
     ["burnish.config", "burnish.data", "burnish.text", "burnish.rewards", "burnish.rl.advantages", "burnish.rl.batch_plan"]
+    + ["burnish.agentic.processes", "burnish.agentic.sandbox", "burnish.agentic.sandbox_process", "burnish.agentic.worker_process"]
     + ["burnish.rl.credit"]
     + [
         "burnish.rl.handoff",
@@ -141,7 +142,7 @@ def test_a_room_imports_only_what_is_below_it(module: str) -> None:
     [
         ("burnish.data.stream", "import jax.numpy as jnp"),
         ("burnish.agentic.agents", "def f():\n    from optax import adamw"),
-        ("burnish.rewards.manager", "from burnish.agentic import sandbox"),
+        ("burnish.rewards.manager", "from burnish.agentic import tools"),
         ("burnish.types", "from burnish.config.schema import Config"),
         ("burnish.rl.losses", "from burnish.rl import learner"),
         ("burnish.train.step", "if True:\n    import burnish.cli.main"),
@@ -150,7 +151,7 @@ def test_a_room_imports_only_what_is_below_it(module: str) -> None:
 def test_the_check_sees_an_offence(module: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "planted.py"
     path.write_text(code)
-    for name in ("burnish.rl.learner", "burnish.agentic.sandbox"):
+    for name in ("burnish.rl.learner", "burnish.agentic.tools"):
         monkeypatch.setitem(MODULES, name, path)
     assert len(offences(module, path)) == 1
 

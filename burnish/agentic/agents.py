@@ -28,11 +28,15 @@ class Action:
 class ConversationAgentBase:
     """Keeps the history of one episode. Subclasses say how a response becomes an action.
 
-    tools: JSON schemas of what the model may call, as chat templates take them; none unless a subclass sets it.
+    tools: JSON schemas of what the model may call, as chat templates take them; none unless a subclass sets it. remembers: how many of
+    the last turns the model is shown beside the newest observation, 0 none; None shows all. Each turn is then a row of its own, so short
+    observations stay cheap over many turns.
     """
 
-    def __init__(self, system_prompt: str | None = None) -> None:
-        self.system_prompt = system_prompt
+    def __init__(self, system_prompt: str | None = None, *, remembers: int | None = None) -> None:
+        if remembers is not None and (isinstance(remembers, bool) or remembers < 0):
+            raise UserError(f"an agent remembers 0 or more turns, or all (None); got {remembers!r}")
+        self.system_prompt, self.remembers = system_prompt, remembers
         self.messages: list[Message] = []
         self.tools: Sequence[Mapping[str, Any]] = ()
 
@@ -57,12 +61,21 @@ class ConversationAgentBase:
         """Append the model's text as the assistant's turn and return the action it means."""
         raise TypeError(f"{type(self).__name__} must say what a response means: define update_from_model(response) -> Action")
 
+    def shown(self) -> list[Message]:
+        """What the model is shown of the conversation: the system message, the turns that it remembers, the newest observation."""
+        turns = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if self.remembers is None or len(turns) <= self.remembers:
+            return self.messages
+        cut = turns[-1 - self.remembers] + 1
+        return [message for message in self.messages[:1] if message["role"] == "system"] + self.messages[cut:]
+
     def messages_with_tools_in_words(self) -> list[Message]:
-        """The conversation with the tools described in its system message, for chat templates that know no tools."""
+        """What is shown, with the tools described in its system message, for chat templates that know no tools."""
         words = "You can call tools. Their JSON schemas:\n" + "\n".join(json.dumps(tool) for tool in self.tools)
-        system, rest = self.messages[:1], self.messages[1:]
+        shown = self.shown()
+        system, rest = shown[:1], shown[1:]
         if not system or system[0]["role"] != "system":
-            return [{"role": "system", "content": words}, *self.messages]
+            return [{"role": "system", "content": words}, *shown]
         return [{**system[0], "content": f"{system[0]['content']}\n\n{words}"}, *rest]
 
 
@@ -87,8 +100,9 @@ class ToolAgent(ConversationAgentBase):
         *,
         tool_parser_name: str = "qwen",
         tool_map: Mapping[str, type[BaseTool] | BaseTool | ToolFunction],
+        remembers: int | None = None,
     ) -> None:
-        super().__init__(system_prompt)
+        super().__init__(system_prompt, remembers=remembers)
         if tool_parser_name not in PARSERS:
             known = suggest(tool_parser_name, PARSERS) or f"; known: {', '.join(PARSERS)}"
             raise UserError(f"there is no tool parser {tool_parser_name!r}{known}")

@@ -123,7 +123,7 @@ class TrajectoryCollectEngine:
         """Turns until the environment is done or a limit strikes."""
         context, template = self._context, self._context.template
         max_steps = env.max_steps or context.limits.max_turns
-        rendering = opening(agent, template)
+        rendering, before = opening(agent, template), list(_shown(agent, template).messages)
         prompt = fit_prompt(rendering.ids, limit=context.max_prompt_tokens, policy=context.overlong_prompts, bos_id=context.bos_id)
         if prompt is None:
             return Status.ABORTED, f"the prompt is longer than {context.max_prompt_tokens} tokens"
@@ -151,8 +151,10 @@ class TrajectoryCollectEngine:
             if env.num_steps >= max_steps:
                 return Status.TRUNCATED, None
             agent.update_from_env(step.observation, info=step.info)
-            shown, ended = _shown(agent, template), completion.stop is StopReason.STOP_ID
-            following = template.follow(rendering, step.text, shown.messages, tools=shown.tools, ended=ended)
+            shown, ended, following = _shown(agent, template), completion.stop is StopReason.STOP_ID, None
+            if _goes_on(shown.messages, before):
+                following = template.follow(rendering, step.text, shown.messages, tools=shown.tools, ended=ended)
+            before = list(shown.messages)
             if following is None:
                 rendering = opening(agent, template)
                 record.begin(rendering.ids)
@@ -180,8 +182,13 @@ class _Shown:
 def _shown(agent: ConversationAgentBase, template: Template) -> _Shown:
     """The agent's messages and tools; the tools in words where the template doesn't know any."""
     if not agent.tools:
-        return _Shown(agent.messages, None)
-    return _Shown(agent.messages, agent.tools) if template.takes_tools else _Shown(agent.messages_with_tools_in_words(), None)
+        return _Shown(agent.shown(), None)
+    return _Shown(agent.shown(), agent.tools) if template.takes_tools else _Shown(agent.messages_with_tools_in_words(), None)
+
+
+def _goes_on(messages: Sequence[Message], before: Sequence[Message]) -> bool:
+    """Whether the model is shown all that it was shown before, and then its reply: an agent that forgets shows less."""
+    return len(messages) > len(before) and messages[len(before)]["role"] == "assistant" and list(messages[: len(before)]) == list(before)
 
 
 def opening(agent: ConversationAgentBase, template: Template) -> Rendering:

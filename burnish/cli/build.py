@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from burnish import rewards
-from burnish.agentic import agents, calculator, environments
+from burnish.agentic import agents, environments, toolbox
 from burnish.cli.options import AnyConfig
 from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import BurnishError, UserError
@@ -189,10 +189,10 @@ def adapter_options(model: ModelSection, base: Path) -> LoraConfig | None:
 
 
 def _agent_options(config: Config, base: Path) -> dict[str, Any]:
-    """The agent's options; tools that are named, as a bare name of `burnish.agentic.calculator` or `my_pkg.mod:Tool`, as what they mean."""
+    """The agent's options; tools that are named, as a bare name of `burnish.agentic.toolbox` or `my_pkg.mod:Tool`, as what they mean."""
     options = dict(config.agent.options)
     if isinstance(tools := options.get("tool_map"), dict):
-        options["tool_map"] = {name: resolve(tool, kind="tool", module=calculator, base=base) for name, tool in tools.items()}
+        options["tool_map"] = {name: resolve(tool, kind="tool", module=toolbox, base=base) for name, tool in tools.items()}
     return options
 
 

@@ -93,7 +93,8 @@ class RewardManager:
     A trajectory's reward is the weighted sum of what applies to it: each function's value that isn't None, and with weight 1 what the
     environment gave. If nothing applies it is None. Where a function raised or took too long, the group's trajectories become
     `grader_error` with the reason and have no reward. A return that isn't one finite number or None for each completion is a mistake in the
-    function, and raises `RewardError`.
+    function, and raises `RewardError`; a `UserError` of one that runs here (no isolation for programs, an extra that isn't installed) is
+    raised as well, as no episode could do better.
 
     runner: what calls them; a run's keeps plain functions in worker processes. A group that takes too long there is asked again sample by
     sample, so that only the sample at fault is lost. Without a runner, and where they are burnish's own, plain functions run on threads,
@@ -173,7 +174,10 @@ class RewardManager:
 
         asynchronous = _is_async(spec.fn)
         try:
-            return await asyncio.wait_for(_on_loop(start, spec) if asynchronous else _on_thread(start, spec), spec.timeout_s)
+            returned = await asyncio.wait_for(_on_loop(start, spec) if asynchronous else _on_thread(start, spec), spec.timeout_s)
+            if isinstance(returned, _Failure) and returned.mistake is not None:
+                raise returned.mistake
+            return returned
         except TimeoutError:
             self.abandoned += not asynchronous
             return _Failure.too_late(spec)
@@ -251,6 +255,8 @@ def _on_thread(start: Callable[[], Any], spec: RewardSpec) -> asyncio.Future[Any
 class _Failure:
     reason: str
     late: bool = False
+    mistake: UserError | None = None
+    """What the run asked for and can't have, here or for any other episode: no episode's data."""
 
     @classmethod
     def too_late(cls, spec: RewardSpec) -> _Failure:
@@ -260,7 +266,7 @@ class _Failure:
     def of(cls, error: BaseException, spec: RewardSpec) -> _Failure:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-        return cls(f"reward {spec.name}: {type(error).__name__}: {error}{where}")
+        return cls(f"reward {spec.name}: {type(error).__name__}: {error}{where}", mistake=error if isinstance(error, UserError) else None)
 
 
 @dataclass(frozen=True, slots=True)

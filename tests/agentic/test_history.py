@@ -97,3 +97,23 @@ def test_an_agent_that_changes_its_history_forks_too(codec: Codec) -> None:
 def test_a_row_in_which_nothing_was_sampled_any_more_is_left_out(codec: Codec) -> None:
     got = play(context(script(codec, "<think>a</think>x", "y"), forgetful(codec), limits={"max_tokens": 18}), Talk(says=("q", "r")))
     assert got.status == "truncated" and got.forks == () and np.flatnonzero(got.sampled)[-1] == len(got.ids) - 1
+
+
+def test_an_agent_that_remembers_nothing_has_a_row_for_each_turn(codec: Codec) -> None:
+    """Also where the observation is the same again and the reply is empty, so that the text would go on by chance."""
+    got = play(
+        context(script(codec, "one", "", "three"), codec), Talk(says=("look", "look", "look")), agent=ModelAgent("Play.", remembers=0)
+    )
+    opening = "<|im_start|>system\nPlay.<|im_end|>\n<|im_start|>user\nlook<|im_end|>\n<|im_start|>assistant\n"
+    assert texts(codec, got) == [f"{opening}{said}<|im_end|>" for said in ("one", "", "three")]
+    assert got.ids[got.sampled].tolist() == [*codec.tokenizer.encode("one"), END, END, *codec.tokenizer.encode("three"), END]
+    assert [message["content"] for message in got.messages] == ["Play.", "look", "one", "look", "", "look", "three"], (
+        "rewards see all of it"
+    )
+
+
+def test_an_agent_that_remembers_one_turn_shows_it(codec: Codec) -> None:
+    got = play(context(script(codec, "a", "b", "c"), codec), Talk(says=("1", "2", "3")), agent=ModelAgent(remembers=1))
+    asked = "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\n2<|im_end|>\n"
+    assert texts(codec, got)[0].startswith(asked) and len(got.forks) == 1
+    assert texts(codec, got)[1].startswith("<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\n3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from burnish.agentic.agents import ToolAgent
 from burnish.agentic.calculator import Calculator, calculate
 from burnish.agentic.calls import Calls
 from burnish.agentic.environments import ToolEnvironment
+from burnish.agentic.toolbox import Python
 from burnish.agentic.tools import BaseTool, Tool, ToolSet
 from burnish.agentic.workers import WorkerPool
 from burnish.config.errors import UserError
@@ -323,3 +325,20 @@ def test_an_agent_without_tools_is_the_environments_error(codec: Codec) -> None:
 
     got = play(context(script(codec, "a"), codec), ToolEnvironment(QUESTION), agent=Odd())
     assert got.status is Status.ENV_ERROR and got.error is not None and "needs an agent with tools" in got.error
+
+
+# ------------------------------------------------------------------------------------------------------------------ Python, shut in
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
+def test_python_runs_in_the_sandbox_and_says_what_it_printed(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "secret")
+    tool = Python(seconds=1.0)
+    assert Tool.of("python", tool).schema["function"]["parameters"]["required"] == ["code"]
+    assert run(tool, {"code": "print(6 * 7)"}, pool=pool) == "42\n"
+    told = run(tool, {"code": "import os\nprint(os.environ.get('CANARY'), os.path.exists('/proc'))\n1/0"}, pool=pool, max_characters=900)
+    assert told.startswith("None False\nTraceback") and "ZeroDivisionError" in told and told.endswith("[exit code 1]")
+    assert run(tool, {"code": "while True: print('x' * 1000)"}, pool=pool).startswith("xxx")
+    assert (
+        run(tool, {"code": "import time\nprint('so far', flush=True)\ntime.sleep(60)"}, pool=pool) == "so far\n[stopped: it took too long]"
+    )

@@ -1,18 +1,10 @@
-"""FrozenLake on random 4 x 4 maps, told in words: what lies around, and where the goal is. Needs the extra `envs`.
-
-`burnish sft recipes/frozenlake_sft.yaml`, then `burnish train recipes/frozenlake.yaml`; time, and scores to expect: docs/results.md.
-A tenth of all maps, by a hash, is held out from both.
-"""
-
-from __future__ import annotations
+"""FrozenLake on random 4 x 4 maps, told in words; a tenth of them, by a hash, is held out. See frozenlake.yaml. Needs the extra `envs`."""
 
 import random
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
-from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 from burnish.agentic.agents import Action
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
@@ -39,8 +31,7 @@ def create_moves(count: int, split: str = "train", seed: int = 0) -> list[dict[s
         for steps in range(SIZE * SIZE):  # fields by their distance to the goal
             far |= {at: steps + 1 for at in fields if at not in far and any(far.get(_to(at, move)) == steps for move in MOVES)}
         at = rng.choice([place for place, steps in far.items() if steps])
-        best = [move for move in MOVES if far.get(_to(at, move), 99) < far[at]]
-        rows.append({"prompt": tell(grid, at), "completion": rng.choice(best)})
+        rows.append({"prompt": tell(grid, at), "completion": rng.choice([move for move in MOVES if far.get(_to(at, move), 99) < far[at]])})
     return rows
 
 
@@ -57,16 +48,13 @@ def tell(grid: list[str], at: tuple[int, int]) -> str:
 class FrozenLake(BaseTaskEnv):
     """One move a turn: the answer's first word that is one. Without any, nothing moves."""
 
-    def __init__(self, task: Mapping[str, Any], *, max_steps: int | None = 12) -> None:
-        super().__init__(task, max_steps=max_steps)
-
     def _initial_observation(self) -> str:
-        self.at, self.game = 0, gymnasium.make("FrozenLake-v1", desc=self.task["map"], is_slippery=False).unwrapped
+        self.at, self.game = 0, FrozenLakeEnv(desc=self.task["map"], is_slippery=False)
         self.game.reset(seed=self.task["seed"])
         return tell(self.task["map"], (0, 0))
 
     def _step_impl(self, action: Action) -> EnvStepResult:
-        said, reward, ended = [word for word in action.text.lower().replace(".", " ").split() if word in MOVES], 0, False
+        said, reward, ended = [word for word in action.text.lower().replace(".", " ").split() if word in MOVES], 0.0, False
         if said:
             self.at, reward, ended, _, _ = self.game.step(list(MOVES).index(said[0]))
         return EnvStepResult(tell(self.task["map"], divmod(int(self.at), SIZE)), float(reward), ended)

@@ -95,7 +95,7 @@ def build_learner(
         require_held_out(config.training, held_out)
         say(f"{_count(stream)} prompts to train on, {len(held_out or ())} held out")
     with building("rewards", report) as say:
-        specs = [_reward(reward, base) for reward in config.rewards]
+        specs = [reward_spec(reward, base) for reward in config.rewards]
         taught = isinstance(config.algorithm, OnPolicyDistillationConfig)
         if config.reward_model is not None:
             check_reward_model(config.reward_model)
@@ -214,7 +214,8 @@ def _source(data: DataSection, source: SourceConfig, base: Path, reader: type[Ro
     return from_recipe(create, source.options, name=source.name or recipe, **shape)
 
 
-def _reward(reward: RewardConfig, base: Path) -> RewardSpec:
+def reward_spec(reward: RewardConfig, base: Path) -> RewardSpec:
+    """The function that a configuration names, its options bound and checked."""
     fn = resolve(reward.fn, kind="reward", module=rewards, base=base)
     check_options(fn, reward.options, what=f"reward `{reward.fn}`", reserved=("prompts", "completions", "conversations", "trajectories"))
     bound = functools.partial(fn, **reward.options) if reward.options else fn

@@ -2,6 +2,8 @@
 
 from burnish.rewards.answers import boxed, exact, numeric
 from burnish.rewards.code import unit_tests
+from burnish.rewards.judging import judge
+from burnish.rewards.mathematics import math
 from burnish.rewards.shape import format_tags, length_penalty
 
-__all__ = ["boxed", "exact", "format_tags", "length_penalty", "numeric", "unit_tests"]
+__all__ = ["boxed", "exact", "format_tags", "judge", "length_penalty", "math", "numeric", "unit_tests"]

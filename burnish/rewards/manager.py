@@ -19,7 +19,7 @@ import math
 import numbers
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -29,7 +29,7 @@ import numpy as np
 
 from burnish import faults
 from burnish.config.errors import CallError, CallTimeout, UserError
-from burnish.types import Completion, Group, Message, Prompt, Status, Step, StopReason, Trajectory
+from burnish.types import Group, Message, Prompt, Status, Trajectory
 
 GIVEN = ("prompts", "completions", "conversations", "trajectories")
 """What burnish fills in itself; a data column of such a name is hidden by it."""
@@ -203,25 +203,6 @@ class RewardManager:
         return arguments | {name: [columns[name]] * len(graded) for name in wanted if name not in parameters.bound}
 
 
-def check_gold(fn: Callable[..., Any], prompts: Iterable[Prompt], *, gold: str = "answer", expected: float = 1.0) -> None:
-    """Raise `RewardError` unless `fn` gives each prompt's own answer the reward `expected`: a grader that fails this can teach nothing.
-
-    Grades the text of column `gold` as the completion, without a model. Not inside a running event loop.
-    """
-    manager, wrong, count = RewardManager([RewardSpec.of(fn)]), [], 0
-    none = np.zeros(0, np.int32)
-    completion = Completion(none, none.astype(np.float32), none, StopReason.STOP_ID)
-    for count, prompt in enumerate(prompts, start=1):
-        answer = str(prompt.meta[gold])
-        step = Step(none, completion, answer)
-        episode = Trajectory([step], none, none.astype(bool), completion.logps, none, prompt_length=0, group=(0, count), sample=0)
-        asyncio.run(manager.score(Group(episode.group, prompt, [episode])))
-        if episode.reward != expected:
-            wrong.append(f"{prompt.id} ({answer!r:.80}) gets {episode.error or episode.reward}")
-    if wrong:
-        raise RewardError(f"{len(wrong)} of {count} gold answers don't get {expected}: {'; '.join(wrong[:3])}")
-
-
 async def _on_loop(start: Callable[[], Any], spec: RewardSpec) -> Any:
     """What the coroutine returns, or a `_Failure`. Caught in here: a `SystemExit` that left the task would end the loop."""
     try:
@@ -314,10 +295,10 @@ def _finite(value: object) -> bool:
 
 
 def _is_own(fn: Callable[..., Any]) -> bool:
-    """Whether a function is burnish's, which end: a process for them would cost a start and gain nothing."""
+    """Whether a function is burnish's, which end: a process for them would cost a start and gain nothing. Not so of a computer algebra."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return isinstance(fn, FunctionType) and fn.__module__.startswith("burnish.")
+    return isinstance(fn, FunctionType) and fn.__module__.startswith("burnish.") and fn.__module__ != "burnish.rewards.mathematics"
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

@@ -14,7 +14,7 @@ from burnish.config.resolve import resolve
 from burnish.data.source import from_rows
 from burnish.data.stream import PromptStream
 from burnish.rewards import numeric
-from burnish.rewards.manager import check_gold
+from burnish.rewards.check import check_gold
 from burnish.types import Trajectory
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"

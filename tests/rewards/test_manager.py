@@ -15,7 +15,8 @@ import pytest
 from burnish import faults
 from burnish.data.source import from_rows
 from burnish.rewards import exact, length_penalty, numeric
-from burnish.rewards.manager import RewardError, RewardManager, RewardSpec, check_gold
+from burnish.rewards.check import check_gold
+from burnish.rewards.manager import RewardError, RewardManager, RewardSpec
 from burnish.types import Completion, Group, Prompt, Status, Step, StopReason, Trajectory
 
 EMPTY = np.zeros(0, np.int32)

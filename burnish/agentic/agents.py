@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from burnish.agentic.tools import BaseTool, ToolFunction, ToolSet
+from burnish.agentic.tools import BaseTool, Tool, ToolFunction, ToolSet
 from burnish.config.errors import UserError, suggest
 from burnish.text.tool_parsers import PARSERS
 from burnish.types import Message, ToolCall
@@ -91,7 +91,7 @@ class ToolAgent(ConversationAgentBase):
     """Reads tool calls out of what the model says; the environment runs them.
 
     tool_parser_name: the format that the model writes calls in, one of `text.tool_parsers.PARSERS`. tool_map: name → a `BaseTool` class
-    or instance, or a typed function; names are what the model calls them by.
+    or instance, a typed function, or a `Tool` (those of `mcp.mcp_tools`); names are what the model calls them by.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ToolAgent(ConversationAgentBase):
         system_prompt: str | None = None,
         *,
         tool_parser_name: str = "qwen",
-        tool_map: Mapping[str, type[BaseTool] | BaseTool | ToolFunction],
+        tool_map: Mapping[str, type[BaseTool] | BaseTool | ToolFunction | Tool],
         remembers: int | None = None,
     ) -> None:
         super().__init__(system_prompt, remembers=remembers)

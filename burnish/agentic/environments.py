@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from burnish.agentic.agents import Action
 from burnish.agentic.calls import Calls
@@ -29,6 +29,15 @@ class EnvStepResult:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
+class EpisodeId(NamedTuple):
+    """Identity of an episode: its group (step, draw), its place among the `samples` of the group, and which attempt at it this is."""
+
+    group: tuple[int, int]
+    sample: int
+    samples: int
+    attempt: int
+
+
 class BaseTaskEnv(ABC):
     """Subclasses write `_initial_observation`, `_step_impl` and, where they hold something open, `close`; plain or `async`.
 
@@ -42,6 +51,8 @@ class BaseTaskEnv(ABC):
 
     calls: Calls = Calls(None)
     """Where what an environment of coroutines calls may run; whoever plays the episode sets it."""
+    episode: EpisodeId = EpisodeId((0, 0), 0, 1, 0)
+    """Which of its group's episodes this is; whoever plays it sets it."""
 
     def __init__(self, task: Mapping[str, Any], *, max_steps: int | None = None) -> None:
         if max_steps is not None and max_steps < 1:
@@ -121,4 +132,4 @@ class ToolEnvironment(TaskEnvironment):
 SINGLE_PROMPT: tuple[Callable[..., BaseTaskEnv], ...] = (TaskEnvironment, ToolEnvironment)
 """Environments whose episodes begin with the data's own prompt, which so can be measured before a run, and that give no reward."""
 
-__all__ = ["SINGLE_PROMPT", "BaseTaskEnv", "EnvStepResult", "TaskEnvironment", "ToolEnvironment"]
+__all__ = ["SINGLE_PROMPT", "BaseTaskEnv", "EnvStepResult", "EpisodeId", "TaskEnvironment", "ToolEnvironment"]

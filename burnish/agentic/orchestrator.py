@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from burnish import faults
 from burnish.agentic.agents import ConversationAgentBase
-from burnish.agentic.environments import BaseTaskEnv
+from burnish.agentic.environments import BaseTaskEnv, EpisodeId
 from burnish.agentic.record import TokenRecord
 from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
 from burnish.observe.trace import lane, span
@@ -114,8 +114,10 @@ class RolloutOrchestrator:
         if faults.point("episode.lost", step=draw.id[0], draw=draw.id[1], sample=sample, attempt=lost):
             await asyncio.Event().wait()
         collector = TrajectoryCollectEngine(self._context, params=draw.params[sample], seed_path=(*draw.seed_path, sample))
+        env = self._make_env(draw.prompt)
+        env.episode = EpisodeId(draw.id, sample, len(draw.params), lost)
         with lane("episodes"), span("episode", step=draw.id[0], group=draw.id[1], sample=sample) as seen:
-            trajectory = await collector.collect(self._make_agent(), self._make_env(draw.prompt), group=draw.id, sample=sample)
+            trajectory = await collector.collect(self._make_agent(), env, group=draw.id, sample=sample)
             seen.note(status=str(trajectory.status), turns=len(trajectory.steps), tokens=trajectory.num_sampled)
         return trajectory
 

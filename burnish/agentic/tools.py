@@ -13,7 +13,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from burnish.agentic.calls import Calls
@@ -49,8 +49,10 @@ class Tool:
     fn: Callable[..., Any]
 
     @classmethod
-    def of(cls, name: str, thing: type[BaseTool] | BaseTool | ToolFunction) -> Tool:
-        """The tool that a class (called without arguments), an instance or a typed function is."""
+    def of(cls, name: str, thing: type[BaseTool] | BaseTool | ToolFunction | Tool) -> Tool:
+        """The tool that a class (called without arguments), an instance or a typed function is; one that is ready gets the name."""
+        if isinstance(thing, Tool):
+            return replace(thing, name=name)
         if isinstance(thing, type):
             thing = thing()
         fn = thing.run if isinstance(thing, BaseTool) else thing
@@ -83,7 +85,7 @@ class Tool:
 class ToolSet:
     """The tools of an agent, by name. `schemas`: as chat templates take them."""
 
-    def __init__(self, tool_map: Mapping[str, type[BaseTool] | BaseTool | ToolFunction]) -> None:
+    def __init__(self, tool_map: Mapping[str, type[BaseTool] | BaseTool | ToolFunction | Tool]) -> None:
         if not tool_map:
             raise UserError("tool_map is empty: give the agent at least one tool")
         for name in tool_map:
@@ -186,19 +188,23 @@ def _schema(hint: Any, what: str) -> dict[str, Any]:
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value out of JSON is what a schema of `_schema` says."""
+    """Whether a value out of JSON is what a schema of `_schema` says; of a server's schema only what we know to read is held against it."""
     if "enum" in schema:
         return any(type(value) is type(allowed) and value == allowed for allowed in schema["enum"])
     if "anyOf" in schema:
         return any(_fits(value, option) for option in schema["anyOf"])
-    match schema["type"]:
+    if isinstance(schema.get("type"), list):
+        return any(_fits(value, {**schema, "type": kind}) for kind in schema["type"])
+    match schema.get("type"):
+        case None:
+            return True
         case "number":
             return type(value) in (int, float)
         case "array":
             return isinstance(value, list) and all(_fits(item, schema["items"]) for item in value if "items" in schema)
         case "object":
             inner = schema.get("additionalProperties")
-            return isinstance(value, dict) and (inner is None or all(_fits(item, inner) for item in value.values()))
+            return isinstance(value, dict) and (not isinstance(inner, Mapping) or all(_fits(item, inner) for item in value.values()))
         case name:
             return _JSON_TYPES.get(type(value)) == name
 
@@ -208,7 +214,8 @@ def _words(schema: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(map(repr, schema["enum"]))
     if "anyOf" in schema:
         return " or ".join(map(_words, schema["anyOf"]))
-    return f"{schema['type']} of {_words(schema['items'])}" if "items" in schema else schema["type"]
+    kind = schema.get("type", "something else")
+    return f"{kind} of {_words(schema['items'])}" if "items" in schema else str(kind)
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:

@@ -17,7 +17,8 @@ from typing import Any
 import jax
 
 from burnish import rewards
-from burnish.agentic import agents, environments, toolbox
+from burnish.agentic import agents, environments, toolbox, worlds
+from burnish.agentic.mcp import McpServer
 from burnish.cli.options import AnyConfig
 from burnish.config.algorithms import OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import BurnishError, UserError
@@ -75,7 +76,7 @@ def build_learner(
         agent_class = resolve(config.agent.agent, kind="agent", module=agents, base=base)
         agent_options = _agent_options(config, base)
         check_options(agent_class, agent_options, what=f"agent `{config.agent.agent}`")
-        env_class = resolve(config.environment.env, kind="environment", module=environments, base=base)
+        env_class = resolve(config.environment.env, kind="environment", module=worlds, base=base)
         check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
         make_agent = functools.partial(agent_class, **agent_options)
         make_agent()  # for its check of its options
@@ -189,10 +190,20 @@ def adapter_options(model: ModelSection, base: Path) -> LoraConfig | None:
 
 
 def _agent_options(config: Config, base: Path) -> dict[str, Any]:
-    """The agent's options; tools that are named, as a bare name of `burnish.agentic.toolbox` or `my_pkg.mod:Tool`, as what they mean."""
+    """The agent's options; tools that are named, as a bare name of `burnish.agentic.toolbox` or `my_pkg.mod:Tool`, as what they mean.
+
+    An entry that is a mapping is an MCP server, with its `command` or `url`: all its tools are there, their names after the entry's.
+    """
     options = dict(config.agent.options)
     if isinstance(tools := options.get("tool_map"), dict):
-        options["tool_map"] = {name: resolve(tool, kind="tool", module=toolbox, base=base) for name, tool in tools.items()}
+        found: dict[str, Any] = {}
+        for name, tool in tools.items():
+            if isinstance(tool, dict):
+                check_options(McpServer, tool, what=f"MCP server `{name}`")
+                found |= McpServer(**tool).tools(prefix=f"{name}_")
+            else:
+                found[name] = resolve(tool, kind="tool", module=toolbox, base=base)
+        options["tool_map"] = found
     return options
 
 
@@ -243,7 +254,7 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     values["data"] |= {key: [named(source) for source in values["data"][key]] for key in ("train", "eval")}
     agent = values.get("agent", {"options": {}})  # runs on rows have none
     if isinstance(tools := agent["options"].get("tool_map"), dict):
-        agent["options"] |= {"tool_map": {name: _absolute(tool, "fn", base) for name, tool in tools.items()}}
+        agent["options"] |= {"tool_map": {k: _absolute(tool, "fn", base) if isinstance(tool, str) else tool for k, tool in tools.items()}}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
     if values["cluster"].get("distributed") is not None:
         values["cluster"]["distributed"]["process_id"] = None

@@ -41,7 +41,7 @@ def check_graders(
     others: bool = True,
     runner: Runner | None = None,
 ) -> list[GraderReport]:
-    """Grade each prompt's own answer (by its id), and (`others`) the next different one, by each function. Not inside a running event loop."""
+    """Grade each prompt's own answer (by its id), and (`others`) the next different one, by each function. Not inside an event loop."""
     texts = [answers[prompt.id] for prompt in prompts]
     reports = []
     for spec in specs:

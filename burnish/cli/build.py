@@ -74,11 +74,11 @@ def build_learner(
         say(f"{folder}")
     with building("data", report) as say:
         agent_class = resolve(config.agent.agent, kind="agent", module=agents, base=base)
-        agent_options = _agent_options(config, base)
-        check_options(agent_class, agent_options, what=f"agent `{config.agent.agent}`")
+        options = agent_options(config, base)
+        check_options(agent_class, options, what=f"agent `{config.agent.agent}`")
         env_class = resolve(config.environment.env, kind="environment", module=worlds, base=base)
         check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
-        make_agent = functools.partial(agent_class, **agent_options)
+        make_agent = functools.partial(agent_class, **options)
         make_agent()  # for its check of its options
         count = token_counter(codec.template, make_agent) if env_class in environments.SINGLE_PROMPT else None
         limit = {"count_tokens": count, "max_tokens": config.rollout.max_prompt_tokens, "policy": config.rollout.overlong_prompts}
@@ -157,7 +157,7 @@ def build_learner(
             train_ds=stream,
             eval_ds=held_out,
             agent_class=agent_class,
-            agent_kwargs=agent_options,
+            agent_kwargs=options,
             env_class=env_class,
             env_kwargs=config.environment.options,
             limits=config.environment.limits,
@@ -189,7 +189,7 @@ def adapter_options(model: ModelSection, base: Path) -> LoraConfig | None:
     return lora.model_copy(update={"path": str(found)})
 
 
-def _agent_options(config: Config, base: Path) -> dict[str, Any]:
+def agent_options(config: Config, base: Path) -> dict[str, Any]:
     """The agent's options; tools that are named, as a bare name of `burnish.agentic.toolbox` or `my_pkg.mod:Tool`, as what they mean.
 
     An entry that is a mapping is an MCP server, with its `command` or `url`: all its tools are there, their names after the entry's.

@@ -382,6 +382,15 @@ class RLLearner:
             raise UserError("there are no held-out prompts to evaluate: give eval_ds (data.eval)")
         return self._evaluator.run(self._held_out, self._evaluation_samplings(), seed=self._run.seed)
 
+    def sample(self, count: int, *, temperature: float | None = None) -> list[Evaluation]:
+        """`count` samples of every held-out prompt, as training samples them; each with noise of its own. temperature: another one."""
+        self._refuse_closed()
+        if not self._held_out:
+            raise UserError("there are no held-out prompts to sample: give eval_ds (data.eval)")
+        sampling = self._rollout.sampling if temperature is None else self._rollout.sampling.model_copy(update={"temperature": temperature})
+        params = self._params(sampling)
+        return list(self._evaluator.run(self._held_out, {str(n): params for n in range(count)}, seed=self._run.seed).values())
+
     @property
     def held_out_clusters(self) -> list[Hashable]:
         """Which held-out prompts belong together: those whose rows have the same "question"; without that column each stands alone."""

@@ -166,7 +166,7 @@ def test_over_http(program: str) -> None:
 
 
 def test_in_a_configuration(program: str, tmp_path: Path) -> None:
-    from burnish.cli.build import _agent_options
+    from burnish.cli.build import agent_options
     from burnish.config.loader import load
     from burnish.config.schema import Config
 
@@ -174,6 +174,6 @@ def test_in_a_configuration(program: str, tmp_path: Path) -> None:
         f"agent: {{agent: ToolAgent, options: {{tool_map: {{calc: {{command: [{sys.executable}, {program}]}}, python: Calculator}}}}}}\n"
     )
     resolved = load(Config, tmp_path / "run.yaml", (), {})
-    options = _agent_options(resolved.config, tmp_path)
+    options = agent_options(resolved.config, tmp_path)
     assert {"calc_add", "calc_slow", "python"} <= options["tool_map"].keys()
     assert call(options["tool_map"], "calc_add", a=1, b=1).startswith("2 by ")

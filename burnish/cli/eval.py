@@ -83,7 +83,11 @@ def _on(resolved: Resolved[Config], path: str) -> Resolved[Config]:
     sampling = other.config.rollout.sampling.model_copy(update={"temperature": resolved.config.rollout.sampling.temperature})
     limits = {name: getattr(other.config.rollout, name) for name in ("max_prompt_tokens", "max_episode_tokens", "overlong_prompts")}
     rollout = resolved.config.rollout.model_copy(update=limits | {"sampling": sampling})
-    return dataclasses.replace(resolved, config=resolved.config.model_copy(update=theirs | {"rollout": rollout}), base=other.base)
+    sizes = ("mini_batch_size", "train_micro_batch_size", "rollout_micro_batch_size", "compute_logps_micro_batch_size")
+    # Nothing is trained: their rows needn't fill a batch of ours.
+    training = resolved.config.training.model_copy(update=dict.fromkeys(sizes) | {"batch_size": 1})
+    changed = resolved.config.model_copy(update=theirs | {"rollout": rollout, "training": training})
+    return dataclasses.replace(resolved, config=changed, base=other.base)
 
 
 def _show(learner: RLLearner, config: Config, args: argparse.Namespace, where: str) -> None:

@@ -70,6 +70,7 @@ def test_a_configurations_task_is_shown_as_its_template_writes_it_and_graded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_byte_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     rows = [{"prompt": "2 + 2", "answer": "4"}, {"prompt": "2 + 3", "answer": "5"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run.yaml").write_text(

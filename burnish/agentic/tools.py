@@ -104,15 +104,30 @@ class ToolSet:
         except CallError as error:
             return _cut(f"error: {error}", max_characters)
 
-    async def _answer(self, call: ToolCall, calls: Calls, timeout_s: float | None, max_characters: int) -> str:
+    def run_here(self, call: ToolCall, *, max_characters: int) -> str:
+        """The same of a plain tool, at once and without a limit of time: for environments whose tools are their own, as are limits."""
+        tool = self._meant(call)
+        if isinstance(tool, str):
+            return _cut(tool, max_characters)
+        try:
+            return _run(tool.fn, dict(call.arguments), max_characters)
+        except Exception as error:
+            return _cut(f"error: {error}", max_characters)
+
+    def _meant(self, call: ToolCall) -> Tool | str:
+        """The tool that a call means, or what is wrong with the call."""
         if call.error is not None:
-            return _cut(f"error: {call.error}", max_characters)
+            return f"error: {call.error}"
         tool = self._tools.get(call.name)
         if tool is None:
             return f"error: there is no tool {call.name!r:.80}{suggest(call.name, self._tools)}; there are {', '.join(self._tools)}"
         refusal = tool.refuses(call.arguments)
-        if refusal is not None:
-            return _cut(f"error: {refusal}", max_characters)
+        return tool if refusal is None else f"error: {refusal}"
+
+    async def _answer(self, call: ToolCall, calls: Calls, timeout_s: float | None, max_characters: int) -> str:
+        tool = self._meant(call)
+        if isinstance(tool, str):
+            return _cut(tool, max(max_characters, 200))
         asked = {"fn": tool.fn, "arguments": dict(call.arguments), "max_characters": max_characters}
         run = _run_on_loop if inspect.iscoroutinefunction(tool.fn) else _run
         return await calls(run, asked, timeout_s=timeout_s, name=f"tool {call.name}")

@@ -81,7 +81,7 @@ def _play(resolved: Resolved[Config], args: argparse.Namespace) -> Trajectory:
     if model:
         codec = Codec.load(locate(model), template_kwargs=config.data.chat_template_kwargs)
         template, stops, encode = codec.template, codec.template.stop_ids, codec.tokenizer.encode
-        sizes = {"context": config.rollout.longest_sequence, "max_prompt_tokens": config.rollout.max_prompt_tokens}
+        longest, prompt_limit = config.rollout.longest_sequence, config.rollout.max_prompt_tokens
         params = SamplingParams(config.rollout.sampling.max_tokens, stop_ids=stops)
 
         def decode(ids: Sequence[int]) -> str:
@@ -91,15 +91,16 @@ def _play(resolved: Resolved[Config], args: argparse.Namespace) -> Trajectory:
             return codec.tokenizer.decode(ids, skip_special=False)
     else:
         template, stops, encode, decode = Characters(), (END,), Characters.encode, Characters.decode
-        sizes, params, show = {"context": 10**7, "max_prompt_tokens": 10**6}, SamplingParams(10**5, stop_ids=(END,)), decode
+        longest, prompt_limit, params, show = 10**7, 10**6, SamplingParams(10**5, stop_ids=(END,)), decode
     player = Player(lambda text: [*encode(text), stops[0]], show)
     context = EpisodeContext(
         engine=ScriptedEngine(player.reply, decode_text=decode),
         template=template,
         decode=decode,
+        context=longest,
+        max_prompt_tokens=prompt_limit,
         limits=config.environment.limits,
         calls=Calls(None),
-        **sizes,
     )
     collector = TrajectoryCollectEngine(context, params=params, seed_path=(0, 0, 0, 0))
 

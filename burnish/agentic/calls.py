@@ -22,7 +22,7 @@ from typing import Any
 from burnish import faults
 from burnish.agentic.worker_process import describe
 from burnish.agentic.workers import Answer, Fault, Unsendable, Worker, WorkerDied, WorkerPool, dumps
-from burnish.config.errors import CallError, CallTimeout
+from burnish.config.errors import CallError, CallLost, CallTimeout
 from burnish.observe.trace import span
 
 log = logging.getLogger(__name__)
@@ -94,12 +94,12 @@ class Calls:
         try:
             worker = await self._pool.take()
         except WorkerDied as error:
-            raise CallError(str(error)) from None
+            raise CallLost(str(error)) from None
         try:
             answer = await worker.load(blob)
         except WorkerDied as error:
             self._pool.give(worker)
-            raise CallError(str(error)) from None
+            raise CallLost(str(error)) from None
         except BaseException:
             self._pool.give(worker, hung=True)
             raise
@@ -124,7 +124,10 @@ class Calls:
             answer = await asyncio.wait_for(worker.run("__call__", fault=fault), timeout_s)
             hung = False
             return _value(answer)
-        except (WorkerDied, Unsendable) as error:
+        except WorkerDied as error:
+            hung = False
+            raise CallLost(str(error)) from None
+        except Unsendable as error:
             hung = False
             raise CallError(str(error)) from None
         finally:
@@ -184,7 +187,9 @@ class EnvCalls:
             if self._hung:  # another method still runs: this is the last one, from beside it
                 return _value(await asyncio.wait_for(self._worker.abandon(method), _CLOSE_S))
             return _value(await self._worker.run(method, *args, attributes={"num_steps": self._env.num_steps}, fault=fault))
-        except (WorkerDied, Unsendable) as error:
+        except WorkerDied as error:
+            raise CallLost(str(error)) from None
+        except Unsendable as error:
             raise CallError(str(error)) from None
 
     def end(self) -> None:

@@ -15,6 +15,7 @@ from burnish import faults
 from burnish.agentic.agents import ConversationAgentBase
 from burnish.agentic.environments import BaseTaskEnv, EpisodeId
 from burnish.agentic.record import TokenRecord
+from burnish.agentic.slots import Adaptive, grow
 from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
 from burnish.observe.trace import lane, span
 from burnish.rewards.manager import RewardManager
@@ -38,7 +39,7 @@ class Draw:
 
 
 class RolloutOrchestrator:
-    """Runs episodes of many groups together, at most `max_concurrency` at a time."""
+    """Runs episodes of many groups together, at most `max_concurrency` at a time; `concurrency` is how many now."""
 
     def __init__(
         self,
@@ -47,26 +48,38 @@ class RolloutOrchestrator:
         *,
         make_agent: Callable[[], ConversationAgentBase],
         make_env: Callable[[Prompt], BaseTaskEnv],
-        max_concurrency: int,
+        max_concurrency: int | Adaptive,
     ) -> None:
         self._context = context
         self._rewards = rewards
         self._make_agent = make_agent
         self._make_env = make_env
         self._max_concurrency = max_concurrency
+        self.concurrency = max_concurrency.start if isinstance(max_concurrency, Adaptive) else max_concurrency
         self._playing: set[asyncio.Task[Trajectory]] = set()  # an event loop alone doesn't keep its tasks
+        self._died: set[tuple[tuple[int, int], int]] = set()  # whose worker died in the last attempt
 
     async def groups(self, draws: Iterable[Draw]) -> AsyncIterator[Group]:
         """Complete, scored groups in drawn order, whatever finished first."""
-        slots = asyncio.Semaphore(self._max_concurrency)
+        bound = self._max_concurrency
+        slots = asyncio.Semaphore(bound.start if isinstance(bound, Adaptive) else bound)
         tasks = [asyncio.create_task(self._group(draw, slots)) for draw in draws]
+        growing = [asyncio.create_task(grow(slots, bound, self._room, grown=self._note))] if isinstance(bound, Adaptive) else []
         try:
             for task in tasks:
                 yield await task
         finally:
-            for task in tasks:
+            for task in (*tasks, *growing):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *growing, return_exceptions=True)
+
+    def _room(self) -> int:
+        """Requests that the engine could begin at once."""
+        stats = self._context.engine.stats()
+        return stats.slots - stats.running - stats.waiting
+
+    def _note(self, concurrency: int) -> None:
+        self.concurrency = concurrency
 
     async def _group(self, draw: Draw, slots: asyncio.Semaphore) -> Group:
         # A TaskGroup cancels the other samples and closes their environments when one raises: what raises here is no episode's data.
@@ -81,24 +94,29 @@ class RolloutOrchestrator:
         return group
 
     async def _episode(self, draw: Draw, sample: int, slots: asyncio.Semaphore) -> Trajectory:
-        """One sample of a draw. If nothing comes from it in time it is played again, with the same noise; lost twice it is aborted."""
+        """One sample of a draw. If nothing comes from it in time, or its worker process dies, it is played again with the same noise, once;
+        then it is aborted, or the error that it has."""
         limit = self._context.limits.lost_after_s
         async with slots:
             for lost in range(_ATTEMPTS):
                 trajectory = await self._attempt(draw, sample, limit, lost)
-                if trajectory is not None:
+                last = lost + 1 == _ATTEMPTS
+                if isinstance(trajectory, Trajectory) and (last or not self._worker_died(trajectory)):
                     trajectory.num_lost = lost
                     return trajectory
-                then = "it is played again" if lost + 1 < _ATTEMPTS else "it is left out"
-                log.warning(
-                    "sample %d of draw %d in step %d is lost: nothing came from it in %g s; %s", sample, *draw.id[::-1], limit, then
-                )
+                why = f"nothing came from it in {limit:g} s" if trajectory is None else trajectory.error
+                then = "it is left out" if last else "it is played again"
+                log.warning("sample %d of draw %d in step %d is lost: %s; %s", sample, *draw.id[::-1], why, then)
         error = f"lost {_ATTEMPTS} times: nothing came from it in {limit:g} s"
         empty = TokenRecord().arrays()
         return Trajectory([], **empty, group=draw.id, sample=sample, status=Status.ABORTED, error=error, num_lost=_ATTEMPTS)
 
+    def _worker_died(self, trajectory: Trajectory) -> bool:
+        return (trajectory.group, trajectory.sample) in self._died
+
     async def _attempt(self, draw: Draw, sample: int, limit: float | None, lost: int) -> Trajectory | None:
         """The episode, or None if it didn't come in time; then it is cancelled, and left behind should it not even end then."""
+        self._died.discard((draw.id, sample))
         task = asyncio.create_task(self._collect(draw, sample, lost))
         self._playing.add(task)
         task.add_done_callback(self._playing.discard)
@@ -118,6 +136,8 @@ class RolloutOrchestrator:
         env.episode = EpisodeId(draw.id, sample, len(draw.params), lost)
         with lane("episodes"), span("episode", step=draw.id[0], group=draw.id[1], sample=sample) as seen:
             trajectory = await collector.collect(self._make_agent(), env, group=draw.id, sample=sample)
+            if collector.worker_died:
+                self._died.add((draw.id, sample))
             seen.note(status=str(trajectory.status), turns=len(trajectory.steps), tokens=trajectory.num_sampled)
         return trajectory
 

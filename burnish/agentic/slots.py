@@ -1,4 +1,4 @@
-"""A semaphore that any number of event loops may wait at: training's and an evaluation's share one pool of workers."""
+"""Bounds on how much goes on at one time: a semaphore that any number of event loops may wait at, and a bound that grows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import asyncio
 import collections
 import contextlib
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_LOOK_S = 0.05
+"""Between two looks at how much room there is: about an episode's way from its start to its first request."""
 
 
 class Slots:
@@ -50,4 +55,25 @@ class Slots:
             future.set_result(None)
 
 
-__all__ = ["Slots"]
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """How many episodes may play: `start` of them, more while there is room for them, at most `most`."""
+
+    start: int
+    most: int
+
+
+async def grow(slots: asyncio.Semaphore, bound: Adaptive, room: Callable[[], int], *, grown: Callable[[int], None]) -> None:
+    """Let more in while somebody waits at `slots` and `room()` says how many could be served at once. `grown` hears of each new bound."""
+    count = bound.start
+    while count < bound.most:
+        await asyncio.sleep(_LOOK_S)
+        more = min(room(), bound.most - count) if slots.locked() else 0
+        for _ in range(more):
+            slots.release()
+        if more > 0:
+            count += more
+            grown(count)
+
+
+__all__ = ["Adaptive", "Slots", "grow"]

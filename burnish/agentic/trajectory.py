@@ -29,7 +29,7 @@ from burnish.agentic.agents import ConversationAgentBase
 from burnish.agentic.calls import Calls, EnvCalls
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 from burnish.agentic.record import TokenRecord
-from burnish.config.errors import CallError, CallTimeout
+from burnish.config.errors import CallError, CallLost, CallTimeout
 from burnish.config.schema import EpisodeLimits
 from burnish.data.length import OverlongPolicy, fit_prompt
 from burnish.observe.trace import span
@@ -79,6 +79,8 @@ class TrajectoryCollectEngine:
         self._context = context
         self._params = params
         self._seed_path = seed_path
+        self.worker_died = False
+        """Whether the episode ended because the process of its environment did: it may be played again."""
 
     async def collect(self, agent: ConversationAgentBase, env: BaseTaskEnv, *, group: tuple[int, int], sample: int) -> Trajectory:
         limits, record, steps = self._context.limits, TokenRecord(), []
@@ -98,6 +100,7 @@ class TrajectoryCollectEngine:
         except CallTimeout as failure:
             status, error = Status.ENV_TIMEOUT, str(failure)
         except CallError as failure:
+            self.worker_died = isinstance(failure, CallLost)
             status, error, trace = Status.ENV_ERROR, str(failure), failure.trace
         except TimeoutError:
             if not clock.expired():

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 from burnish.agentic.processes import Zygote, kill_tree
 from burnish.agentic.slots import Slots
+from burnish.config.errors import WorkersKeepDying
 
 START_S = 120.0
 """Longest start of a worker, and longest import of what is sent to it."""
@@ -180,10 +181,10 @@ class WorkerPool:
     """At most `size` workers at one time, started when they are needed and kept until `close`.
 
     zygote: shared with other pools, and closed by whoever made it; None makes one for this pool. killed, died: how many were killed for
-    hanging, and ended by themselves.
+    hanging, and ended by themselves. max_deaths: of the latter; when there are more, whoever asks for a worker gets `WorkersKeepDying`.
     """
 
-    def __init__(self, size: int, *, zygote: Zygote | None = None) -> None:
+    def __init__(self, size: int, *, zygote: Zygote | None = None, max_deaths: int | None = None) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least one worker, got {size}")
         self._slots = Slots(size)
@@ -193,6 +194,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._given = threading.Condition(self._lock)
         self._closed = False
+        self._max_deaths = max_deaths
         self.killed = self.died = 0
 
     async def take(self) -> Worker:
@@ -202,6 +204,12 @@ class WorkerPool:
             if self._closed:
                 self._slots.release()
                 raise WorkerDied("the workers were closed")
+            if self._max_deaths is not None and self.died > self._max_deaths:
+                self._slots.release()
+                raise WorkersKeepDying(
+                    f"{self.died} worker processes have died by themselves, more than environment.limits.max_worker_deaths "
+                    f"({self._max_deaths}): see what kills them (memory? a crash in a library?), or allow more"
+                )
             while self._idle:
                 worker = self._idle.pop()
                 if not worker.spent:

@@ -58,6 +58,14 @@ class CallError(Exception):
         self.trace = trace
 
 
+class CallLost(CallError):
+    """The process that somebody else's code ran in has ended; what it would have done nobody knows."""
+
+
+class WorkersKeepDying(BurnishError):
+    """More worker processes have died by themselves than a run may lose."""
+
+
 class CallTimeout(Exception):
     """Somebody else's code didn't end within its limit."""
 

@@ -149,15 +149,19 @@ class EpisodeLimits(Section):
     """Longest episode, sampling included, in seconds; after it the episode has the status `env_timeout`."""
     lost_after_s: Seconds | None = 3600.0
     """An episode from which nothing has come for so long is lost, in seconds: it is played again, once, and then counted and left out."""
-    max_concurrency: Positive | None = None
-    """Episodes that play at one time; null: 4 for each of the engine's slots, so that it has work while environments wait."""
+    max_worker_deaths: Annotated[int, Field(ge=0)] | None = 20
+    """How many worker processes may die by themselves in a run (killed from outside, out of memory, crashed). An episode whose worker
+    died is played again, once; the next death beyond this ends the run. Null never does. Those that hung and were killed don't count."""
+    max_concurrency: Positive | Literal["adaptive"] | None = None
+    """Episodes that play at one time; null: 4 for each of the engine's slots, so that it has work while environments wait. `adaptive`: one
+    for each slot, and more, up to 16, while the engine has room and episodes wait to begin."""
 
 
 class EnvironmentSection(Section):
     """The world an episode plays in."""
 
     env: str = "TaskEnvironment"
-    """An environment class of `burnish.agentic.environments`, or `my_pkg.mod:Class`, or `./file.py:Class`."""
+    """An environment class of `burnish.agentic.worlds`, or `my_pkg.mod:Class`, or `./file.py:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
     limits: EpisodeLimits = EpisodeLimits()

@@ -25,6 +25,7 @@ from burnish.agentic.calls import Calls, leaked_threads
 from burnish.agentic.environments import SINGLE_PROMPT, BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
 from burnish.agentic.processes import Zygote
+from burnish.agentic.slots import Adaptive
 from burnish.agentic.trajectory import EpisodeContext
 from burnish.agentic.workers import WorkerPool
 from burnish.checkpoint import store
@@ -105,10 +106,17 @@ class RLLearner:
         self._algorithm = anchored(algorithm, self._plan)
         if not reward_fns and "teacher" in algorithm.scores_needed:
             reward_fns = [RewardSpec("ungraded", _ungraded)]
-        max_concurrency = limits.max_concurrency or 4 * self._rollout.slots
+        slots = self._rollout.slots
+        max_concurrency = limits.max_concurrency or 4 * slots
+        if max_concurrency == "adaptive":
+            max_concurrency = Adaptive(slots, 16 * slots)
+        most, deaths = max_concurrency.most if isinstance(max_concurrency, Adaptive) else max_concurrency, limits.max_worker_deaths
         # Two pools: an episode keeps its worker to its end, and rewards mustn't wait for that.
         self._zygote = Zygote()
-        self._pools = WorkerPool(max_concurrency, zygote=self._zygote), WorkerPool(os.cpu_count() or 1, zygote=self._zygote)
+        self._pools = (
+            WorkerPool(most, zygote=self._zygote, max_deaths=deaths),
+            WorkerPool(os.cpu_count() or 1, zygote=self._zygote, max_deaths=deaths),
+        )
         calls, graders = map(Calls, self._pools)
         specs = [fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns]
         self._rewards = RewardManager(specs, runner=graders)

@@ -12,6 +12,7 @@ import pytest
 from burnish.agentic.agents import Action, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
+from burnish.agentic.slots import Adaptive
 from burnish.rewards.manager import RewardManager
 from burnish.rollout.scripted import ScriptedEngine
 from burnish.text.codec import Codec
@@ -132,3 +133,33 @@ def test_64_episodes_keep_an_engine_of_16_places_busy(codec: Codec) -> None:
     assert busy >= 0.9
     assert seconds <= 1.2 * max(decode_s, chain_s)
     assert lock_step >= 2 * seconds
+
+
+def test_an_adaptive_bound_grows_while_the_engine_has_room_and_episodes_wait(codec: Codec) -> None:
+    """Tools that are slow: a fixed bound of one episode a place leaves places empty. Tools that take no time: it needs no more."""
+
+    def played(tool_s: float, bound: int | Adaptive) -> tuple[float, RolloutOrchestrator]:
+        numbers = itertools.count()
+        engine = ScriptedEngine(lambda request: [70, END], latency_s=lambda request: 0.005, slots=4)
+
+        def make(prompt: Prompt) -> Tools:
+            return Tools(next(numbers), [Turn(2, tool_s)] * TURNS)
+
+        made = RolloutOrchestrator(
+            context(engine, codec, context=4000), RewardManager([]), make_agent=ModelAgent, make_env=make, max_concurrency=bound
+        )
+        draws = [Draw((0, i), Prompt(str(i), (), {}), (SamplingParams(100, stop_ids=(END,)),) * 8, (0, i)) for i in range(4)]
+
+        async def everything() -> None:
+            groups = [group async for group in made.groups(draws)]
+            assert all(t.status is Status.OK for group in groups for t in group.trajectories)
+
+        start = time.monotonic()
+        asyncio.run(everything())
+        return time.monotonic() - start, made
+
+    fixed, _ = played(0.15, 4)
+    adaptive, grown = played(0.15, Adaptive(4, 32))
+    assert 12 <= grown.concurrency <= 32 and fixed > 1.5 * adaptive, (fixed, adaptive, grown.concurrency)
+    _, bounded = played(0.15, Adaptive(4, 6))
+    assert bounded.concurrency == 6

@@ -21,12 +21,14 @@ from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.agentic.processes import descendants
 from burnish.agentic.workers import WorkerPool
+from burnish.config.errors import WorkersKeepDying
 from burnish.observe.metrics import MetricCollector
 from burnish.rewards.manager import RewardManager
 from burnish.rl.reports import record_rollout
 from burnish.rollout.scripted import ScriptedEngine
 from burnish.text.codec import Codec
 from burnish.types import Group, Prompt, SamplingParams, Status
+from tests.agentic import worlds
 from tests.agentic.episodes import END, Talk, context
 from tests.agentic.worlds import Planned
 
@@ -168,3 +170,47 @@ def test_b089_no_task_is_lost_to_the_garbage_collector(codec: Codec, capfd: pyte
     assert sum(t.status is Status.OK for group in groups for t in group.trajectories) == 1000
     gc.collect()
     assert "was destroyed" not in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ R25: workers that die by themselves
+
+
+def fragile(prompt: Prompt) -> worlds.Fragile:
+    return worlds.Fragile(prompt.meta)
+
+
+def test_r25_episodes_whose_worker_dies_are_played_again(codec: Codec, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tasks = [{"dies": n < 3, "once": True, "log": str(tmp_path / "log")} for n in range(6)]
+    pool = WorkerPool(3, max_deaths=3)
+    try:
+        with caplog.at_level(logging.WARNING):
+            start = time.monotonic()
+            groups = play_all(codec, tasks, 1, fragile, pool=pool, limits={})
+        assert time.monotonic() - start < 15 and pool.died == 3
+    finally:
+        pool.close()
+    got = [group.trajectories[0] for group in groups]
+    assert [(t.status, t.num_lost, t.reward) for t in got] == [(Status.OK, 1, 1.0)] * 3 + [(Status.OK, 0, 0.0)] * 3
+    assert "sample 0 of draw 1 in step 1 is lost: its worker process ended: signal 9; it is played again" in caplog.text
+
+
+def test_r25_one_that_dies_twice_is_an_error(codec: Codec, tmp_path: Path) -> None:
+    pool = WorkerPool(2, max_deaths=2)
+    try:
+        (group,) = play_all(codec, [{"dies": True, "once": False, "log": str(tmp_path / "log")}], 1, fragile, pool=pool, limits={})
+    finally:
+        pool.close()
+    (got,) = group.trajectories
+    assert (got.status, got.num_lost, got.error) == (Status.ENV_ERROR, 1, "its worker process ended: signal 9")
+
+
+def test_r25_more_deaths_than_the_budget_end_the_run_and_leave_nobody(codec: Codec, tmp_path: Path) -> None:
+    before = set(descendants(os.getpid()))
+    pool = WorkerPool(1, max_deaths=3)
+    tasks = [{"dies": True, "once": True, "log": str(tmp_path / "log")} for _ in range(5)]
+    try:
+        with pytest.raises(WorkersKeepDying, match=r"4 worker processes have died .* environment.limits.max_worker_deaths \(3\)"):
+            play_all(codec, tasks, 1, fragile, pool=pool, limits={})
+    finally:
+        pool.close()
+    assert pool.died == 4 and set(descendants(os.getpid())) <= before

@@ -149,3 +149,12 @@ def forges() -> str:
 
 def needs_more(completions: list[str]) -> list[float]:
     raise ValueError("not enough")
+
+
+class Fragile(Planned):
+    """Its process is killed in the first step, at the first attempt only where `once`; says which attempt this is."""
+
+    def _step_impl(self, action: Action) -> EnvStepResult:
+        if self.task["dies"] and (self.episode.attempt == 0 or not self.task["once"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return EnvStepResult("", float(self.episode.attempt), True)

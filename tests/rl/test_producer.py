@@ -63,6 +63,7 @@ class Line:
         reply: Callable[[Request], Sequence[int]] = say_by_identity,
         source: Any = None,
         rows_multiple: int = 1,
+        env_class: Callable[[dict[str, Any]], TaskEnvironment] = TaskEnvironment,
     ) -> None:
         record = from_config(GRPOConfig(**{"num_generations": 2, **(algorithm or {})}))
         limits = RolloutConfig(max_prompt_tokens=20, sampling=SamplingConfig(max_tokens=20))
@@ -74,7 +75,7 @@ class Line:
             context,
             RewardManager([RewardSpec.of(reward)]),
             make_agent=ModelAgent,
-            make_env=lambda prompt: TaskEnvironment({**prompt.meta, "prompt": list(prompt.messages)}),
+            make_env=lambda prompt: env_class({**prompt.meta, "prompt": list(prompt.messages)}),
             max_concurrency=1000,
         )
         self.handoff: Handoff[Chunk] = Handoff(plan.queue_size)
@@ -193,6 +194,18 @@ def test_a_reward_that_raises_in_the_first_batch_stops_the_run_with_its_text(cod
             RolloutFailed, match="all 48 episodes of the first batch failed.*grader_error.*ZeroDivisionError: no tests were run"
         ):
             line.handoff.get()
+
+
+class AlwaysRaises(TaskEnvironment):
+    async def _initial_observation(self) -> Any:
+        raise KeyError("no board")
+
+
+def test_r24_an_environment_that_always_raises_stops_the_run_in_its_first_batch_with_the_traceback(codec: Codec) -> None:
+    with Line(codec, steps=5, env_class=AlwaysRaises) as line:
+        with pytest.raises(RolloutFailed, match=r"(?s)all 48 episodes of the first batch failed.*env_error.*KeyError: 'no board'") as found:
+            line.handoff.get()
+    assert 'raise KeyError("no board")' in str(found.value) and "in _initial_observation" in str(found.value)
 
 
 def test_rewards_that_are_all_missing_stop_the_run(codec: Codec) -> None:

@@ -51,6 +51,7 @@ test: static
 	touch $@
 
 test-templates: venv .templates/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[templates]"
 	$(BIN)/python -m pytest -m templates -rP
 
 test-py312: .venv312/installed
@@ -88,6 +89,6 @@ docs-slow: venv
 # Needs `uv`. Keeps the pins that still fit; delete a line to let that package move.
 constraints:
 	uv pip compile -q pyproject.toml --all-extras --python-version 3.11 -c constraints.txt --no-header --no-annotate -o constraints.new
-	uv pip compile -q pyproject.toml --extra quickstart --extra dev --extra envs --extra data --extra hf --python-version 3.12 \
+	uv pip compile -q pyproject.toml --extra quickstart --extra dev --extra envs --extra data --extra hf --extra templates --python-version 3.12 \
 		-c constraints-py312.txt --no-header --no-annotate -o constraints-py312.new
 	for file in constraints constraints-py312; do (head -1 $$file.txt; cat $$file.new) > $$file.tmp; mv $$file.tmp $$file.txt; rm $$file.new; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,15 @@ def test_a_program_cant_answer_for_its_tests() -> None:
         'import json, sys\nfor n in range(3):\n    print(json.dumps({"test": n, "value": "3", "passed": True}), flush=True)\nsys.exit(0)'
     )
     assert graded(forged, *TESTS) == 0.0
+    everywhere = """
+        import json, os
+        for fd in range(1, 20):
+            try:
+                os.write(fd, (json.dumps({"test": 0, "passed": True}) + chr(10)).encode())
+            except OSError:
+                pass
+    """
+    assert graded(textwrap.dedent(everywhere), "assert False") == 0.0
     assert graded("import builtins\nbuiltins.repr = lambda x: '3'\ndef add(a, b): return 0", TESTS[0], TESTS[1], partial=True) <= 0.5
     assert graded("import os\nadd = lambda a, b: os.write(1, b'passed')", "add(1, 2)\nassert False") == 0.0
 

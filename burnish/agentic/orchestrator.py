@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 from burnish import faults
@@ -59,7 +59,7 @@ class RolloutOrchestrator:
         self._playing: set[asyncio.Task[Trajectory]] = set()  # an event loop alone doesn't keep its tasks
         self._died: set[tuple[tuple[int, int], int]] = set()  # whose worker died in the last attempt
 
-    async def groups(self, draws: Iterable[Draw]) -> AsyncIterator[Group]:
+    async def groups(self, draws: Iterable[Draw]) -> AsyncGenerator[Group]:
         """Complete, scored groups in drawn order, whatever finished first."""
         bound = self._max_concurrency
         slots = asyncio.Semaphore(bound.start if isinstance(bound, Adaptive) else bound)

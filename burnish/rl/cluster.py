@@ -168,6 +168,7 @@ class RLCluster:
         )
         self.engine: Engine = self._start_engine(given, adapter, logs)
         self._is_behind = given is not None or lent
+        self._has_engine_elsewhere = given is not None and self.engine.mesh is None
         self._publisher = Publisher(self.engine, actor=actor, prefix="" if adapter is None else "adapter.")
 
     def _start_engine(self, given: Engine | MakeEngine | None, adapter: Adapter | None, logs: Path | None) -> Engine:
@@ -203,6 +204,12 @@ class RLCluster:
             mesh=self._sites[Role.ROLLOUT].mesh,
             dispatch=self._sites[Role.ROLLOUT].dispatch,
         )
+
+    @property
+    def samples_apart(self) -> bool:
+        """Whether the engine computes on devices that the actor doesn't."""
+        mine = {*self.placement[Role.ACTOR].place.devices}
+        return self._has_engine_elsewhere or not mine & {*self.placement[Role.ROLLOUT].place.devices}
 
     def _weight_writer(self, adapter: Adapter | None, kind: Kind) -> WeightWriter:
         """Who writes versions for engines that read them from a folder."""

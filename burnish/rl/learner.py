@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import resource
@@ -48,6 +49,7 @@ from burnish.rl.critic import OPTIMIZER
 from burnish.rl.evaluation import Evaluation, Evaluator, evaluation_samplings, metric_names
 from burnish.rl.fleet import all_say, leaders, together
 from burnish.rl.handoff import Handoff, Interrupted, VersionGate
+from burnish.rl.overlap import streams
 from burnish.rl.producer import Chunk, Producer
 from burnish.rl.progress import TrainResult, pack, unpack
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
@@ -140,6 +142,7 @@ class RLLearner:
             else RLCluster(policy, training=self._training, rollout=self._rollout, critic=critic, seed=self._run.seed)
         )
         self._fleet = self.cluster.fleet
+        self._streams = streams(self._algorithm, self._plan, apart=self.cluster.samples_apart, num_processes=self._fleet.count)
         self._sinks = Sinks(sinks if self._fleet.leads else ())
         self._metrics = MetricCollector()
         codec = self.cluster.model.codec
@@ -167,6 +170,7 @@ class RLLearner:
         self._cursor: Mapping[str, Any] = self._stream.cursor()
         self._prepared = False
         self._half_done = False  # some updates of a step are applied, not all
+        self._inner_seconds = 0.0  # of phases inside the one that is timed
         self._handoff: Handoff[Chunk] = Handoff(self._plan.queue_size)
         self._evaluator = Evaluator(self._orchestrator, self._fleet)
         self._fleet.on_stop(self.stop)
@@ -202,12 +206,13 @@ class RLLearner:
             steps=range(start, self._training.max_steps),
             rows_multiple=self.cluster.rows_multiple,
             pairs_per_token=self.cluster.model.config.pairs_per_token,
+            streams=self._streams,
             fleet=self._fleet,
         )
         try:
             self._prepare()
             try:
-                with span("run", steps=self._training.max_steps, after=start):
+                with span("run", steps=self._training.max_steps, after=start, streams=self._streams):
                     self._loop(producer, gate, saver, on_step)
             except Interrupted:
                 result.stopped = True
@@ -271,18 +276,17 @@ class RLLearner:
         for _ in range(self._plan.num_mini_batches):
             scored: list[Scored] = []
             for iteration in range(self._algorithm.num_iterations):
-                chunks = self._take()
-                if not chunks:
+                arriving = self._arriving()
+                first = next(arriving, None)
+                if first is None:
                     return False
+                cursor = first.cursor
+                chunks = itertools.chain([first], arriving)
                 if iteration == 0:
-                    with self._timed("score"):
-                        scored = score(self.cluster, self._algorithm, chunks)
-                    cursor = chunks[0].cursor
-                    groups += [group for chunk in chunks for group in chunk.sampled]
-                    record_chunks(self._metrics, chunks)
-                    record_credit(self._metrics, scored)
-                self._half_done = True
-                self._update(scored, step, flows=[trace.flow(*key) for key in {chunk.key[:2] for chunk in chunks}])
+                    parts = self._scored(chunks, scored, groups)
+                else:
+                    parts = (part for part, _ in zip(scored, chunks, strict=True))
+                self._update(parts, first, step)
         record_rollout(self._metrics, groups, version=self.cluster.version, train_truncated=self._algorithm.train_truncated)
         with self._timed("sync"):
             self.cluster.sync_weights()
@@ -290,26 +294,56 @@ class RLLearner:
         self._report(step, groups, time.monotonic() - start)
         return True
 
-    def _take(self) -> list[Chunk]:
-        """The micro-batches of one update; none at the end of the data, which is always the end of a step. All processes have the same."""
+    def _arriving(self) -> Iterator[Chunk]:
+        """The micro-batches of one update, each when it is there if they stream, else all when the last is; none at the end of the data,
+        which is always the end of a step. All processes have the same."""
+        taken = self._take(1 if self._streams else None)
+        yield from taken
+        for _ in range(taken[0].count - len(taken) if taken else 0):
+            yield from self._take(1)
+
+    def _take(self, most: int | None) -> list[Chunk]:
+        """The next micro-batches from the producer: those of an update, or `most` of them."""
 
         def take() -> list[Chunk]:
             first = self._handoff.get()
-            chunks = [] if first is None else [first, *(self._handoff.get() for _ in range(first.count - 1))]
+            if first is None:
+                return []
+            chunks = [first, *(self._handoff.get() for _ in range((most or first.count) - 1))]
             return [chunk for chunk in chunks if chunk is not None]
 
         with self._timed("wait"):
             return together(self._fleet, "batches for an update", take, lambda chunks: [chunk.sign() for chunk in chunks])
 
-    def _update(self, scored: Sequence[Scored], step: int, flows: Sequence[int]) -> None:
-        """One update of the critic, if there is one, and one of the policy, unless the critic still warms up."""
-        count = len(scored)
-        with self._timed("update", ends=flows, version=self.cluster.version):
+    def _scored(self, chunks: Iterator[Chunk], scored: list[Scored], groups: list[Group]) -> Iterator[Scored]:
+        """The micro-batches of an update, scored; one after another if they stream. Both lists get what there was."""
+        for portion in ([chunk] for chunk in chunks) if self._streams else [list(chunks)]:
+            with self._timed("score"):
+                found = score(self.cluster, self._algorithm, portion)
+            scored += found
+            groups += [group for chunk in portion for group in chunk.sampled]
+            record_chunks(self._metrics, portion)
+            record_credit(self._metrics, found)
+            yield from found
+
+    def _update(self, parts: Iterator[Scored], first: Chunk, step: int) -> None:
+        """One update of the critic, if there is one, and one of the policy, unless the critic still warms up.
+
+        parts: its micro-batches, each taken when it is needed; those of a critic's update are taken before.
+        """
+
+        def last_seen() -> Iterator[Scored]:
+            for number, part in enumerate(parts, start=1):
+                self._half_done = self._half_done or number == first.count  # before that nothing is changed
+                yield part
+
+        seen: Iterable[Scored] = last_seen() if self._streams else list(last_seen())
+        with self._timed("update", ends=[trace.flow(*first.key[:2])], version=self.cluster.version):
             if self._algorithm.value_loss is not None:
-                values = (part.critic for part in scored if part.critic is not None)
-                self._metrics.merge(self.cluster.update_critic(values, count=count, step=step))
+                values = (part.critic for part in seen if part.critic is not None)
+                self._metrics.merge(self.cluster.update_critic(values, count=first.count, step=step))
             if step > self._algorithm.warmup_steps:
-                self._metrics.merge(self.cluster.update_actor((part.actor for part in scored), count=count, step=step))
+                self._metrics.merge(self.cluster.update_actor((part.actor for part in seen), count=first.count, step=step))
 
     def _report(self, step: int, groups: Sequence[Group], seconds: float) -> None:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
@@ -330,10 +364,12 @@ class RLLearner:
 
     @contextlib.contextmanager
     def _timed(self, phase: str, **about: Any) -> Iterator[None]:
-        start = time.monotonic()
-        with span(phase, step=self._result.steps, **about):
+        """Add to the phase's seconds, without those of phases inside it."""
+        outer, self._inner_seconds = self._inner_seconds, 0.0
+        with span(phase, step=self._result.steps, **about) as timed:
             yield
-        self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
+        self._metrics.sum(f"time/{phase}_seconds", timed.seconds - self._inner_seconds)
+        self._inner_seconds = outer + timed.seconds
 
     # ----------------------------------------------------------------------------------------------------- save, and go on later
 

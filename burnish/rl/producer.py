@@ -21,9 +21,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
@@ -57,8 +57,8 @@ class Chunk:
 
     key: (step, mini-batch, micro-batch), the same in every iteration over it. count: micro-batches of its mini-batch. groups: those whose
     episodes `batch.sequences` numbers, in order. cursor: where the data stands once every prompt of the step is drawn. What is counted
-    once comes with the first micro-batch of iteration 0 only: sampled, every group that was sampled for the mini-batch, trained on or not;
-    counts, sums by metric name; rollout_seconds.
+    once comes in iteration 0 only, with the first of the micro-batches that are handed on together: sampled, every group that was sampled
+    for them, trained on or not; counts, sums by metric name; rollout_seconds.
     """
 
     key: tuple[int, int, int]
@@ -84,8 +84,30 @@ class Chunk:
         ]
 
 
+class _Once(NamedTuple):
+    """What is counted once: see `Chunk`."""
+
+    sampled: Sequence[Group]
+    counts: Mapping[str, int]
+    rollout_seconds: float
+
+
+_NOTHING = _Once((), {}, 0.0)
+
+
+@dataclass
+class _MiniBatch:
+    """A mini-batch on its way: its number in the step, and the micro-batches of it that are handed on, each with its groups."""
+
+    number: int
+    parts: list[tuple[Sequence[Group], TokenBatch]] = field(default_factory=list)
+
+
 class Producer(threading.Thread):
-    """Fills `handoff` with the chunks of `steps`, then ends it, whatever happened."""
+    """Fills `handoff` with the chunks of `steps`, then ends it, whatever happened.
+
+    streams: each micro-batch is handed on when its groups are complete, not with the others of its mini-batch (`rl.overlap`).
+    """
 
     def __init__(
         self,
@@ -101,12 +123,15 @@ class Producer(threading.Thread):
         steps: range,
         rows_multiple: int,
         pairs_per_token: float,
+        streams: bool = False,
         fleet: Fleet = ALONE,
     ) -> None:
         super().__init__(name="producer", daemon=True)
         self._stream, self._orchestrator, self._algorithm, self._plan = stream, orchestrator, algorithm, plan
         self._params, self._handoff, self._gate, self._seed, self._steps = params, handoff, gate, seed, steps
         self._rows_multiple, self._pairs_per_token, self._fleet = rows_multiple, pairs_per_token, fleet
+        self._streams = streams
+        self._portion = plan.train_micro if streams and plan.train_micro is not None else plan.mini_batch  # groups handed on together
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
         self._stopping = False
 
@@ -143,26 +168,49 @@ class Producer(threading.Thread):
                 return
 
     async def _step(self, step: int) -> bool:
-        """Sample the groups of a step and hand each mini-batch on when it is complete. False: the data doesn't fill a batch any more."""
+        """Sample the groups of a step and hand them on, a portion at a time. False: the data doesn't fill a batch any more."""
         draws = await self._draw(step, 0, self._plan.batch)
         if len(draws) < self._plan.batch:
             return False
-        groups: list[Group] = []
-        mini, size, clock = 0, self._plan.mini_batch, time.monotonic()
-        for start in range(0, len(draws), self._plan.rollout):
-            groups += await self._play(draws[start : start + self._plan.rollout])
-            while len(groups) >= (mini + 1) * size:
-                if mini == 0 and step == self._steps.start:
-                    _require_some_success(groups)
-                mine = groups[mini * size : (mini + 1) * size]
-                trained, found = mine, {}
+        mini, num_groups, clock = _MiniBatch(0), 0, time.monotonic()
+        first: list[Group] = []
+        async with contextlib.aclosing(self._portions(draws)) as portions:
+            async for groups in portions:
+                num_groups += len(groups)
+                whole = num_groups % self._plan.mini_batch == 0
+                if mini.number == 0 and step == self._steps.start:
+                    first += groups
+                    if whole:
+                        _require_some_success(first)
+                trained, found = groups, {}
                 if self._algorithm.zero_signal == "drop":
-                    trained = self._informative(mine)
-                    found = {"group/dropped": len(mine) - len(trained)}
-                for chunk in self._chunks(step, mini, mine, trained, sampled=mine, counts=found, seconds=time.monotonic() - clock):
-                    self._hand_on(chunk)
-                mini, clock = mini + 1, time.monotonic()  # the wait for room was the trainer's time
+                    trained = self._informative(groups)
+                    found = {"group/dropped": len(groups) - len(trained)}
+                once = _Once(groups, found, time.monotonic() - clock)
+                await self._hand_on(step, mini, groups, trained, once, whole=whole)
+                clock = time.monotonic()  # the wait for room was the trainer's time
+                if whole:
+                    mini = _MiniBatch(mini.number + 1)
         return True
+
+    async def _portions(self, draws: Sequence[Draw]) -> AsyncGenerator[list[Group]]:
+        """The groups of the draws in drawn order, as many at a time as are handed on together."""
+        complete: list[Group] = []
+        for start in range(0, len(draws), self._plan.rollout):
+            part = draws[start : start + self._plan.rollout]
+            with self._rollout_span(part):
+                if self._streams:
+                    async with contextlib.aclosing(self._orchestrator.groups(part)) as arriving:
+                        async for group in arriving:
+                            complete.append(group)
+                            if len(complete) == self._portion:
+                                yield complete
+                                complete = []
+                else:
+                    complete += await play(self._fleet, "rollout", self._orchestrator, part)
+            while len(complete) >= self._portion:
+                yield complete[: self._portion]
+                complete = complete[self._portion :]
 
     async def _step_of_informative_groups(self, step: int) -> bool:
         """Sample until a step has `batch` groups with a signal, then hand on its mini-batches. False: the data ended first."""
@@ -178,7 +226,10 @@ class Producer(threading.Thread):
                 return False
             if not draws:
                 break
-            fresh = [g for i in range(0, len(draws), self._plan.rollout) for g in await self._play(draws[i : i + self._plan.rollout])]
+            fresh: list[Group] = []
+            for i in range(0, len(draws), self._plan.rollout):
+                with self._rollout_span(draws[i : i + self._plan.rollout]):
+                    fresh += await play(self._fleet, "rollout", self._orchestrator, draws[i : i + self._plan.rollout])
             if step == self._steps.start and not sampled:
                 _require_some_success(fresh)
             rounds, sampled, kept = rounds + 1, sampled + fresh, kept + self._informative(fresh)
@@ -201,17 +252,10 @@ class Producer(threading.Thread):
             "group/missing": wanted - len(trained),
         }
         seconds = time.monotonic() - clock
-        for mini, mine in enumerate(_evenly(trained, self._plan.num_mini_batches)):
-            once = {"sampled": () if mini else sampled, "counts": {} if mini else found, "seconds": 0.0 if mini else seconds}
-            for chunk in self._chunks(step, mini, mine, mine, **once):
-                self._hand_on(chunk)
+        for number, mine in enumerate(_evenly(trained, self._plan.num_mini_batches)):
+            once = _NOTHING if number else _Once(sampled, found, seconds)
+            await self._hand_on(step, _MiniBatch(number), mine, mine, once, whole=True)
         return True
-
-    def _hand_on(self, chunk: Chunk) -> None:
-        """Into the queue, once there is room."""
-        step, mini, micro = chunk.key
-        with span("queue.put", step=step, mini=mini, micro=micro):
-            self._handoff.put(chunk, flows=[trace.flow(step, mini)])
 
     async def _draw(self, step: int, first: int, size: int) -> list[Draw]:
         """Up to `size` further prompts of a step, numbered from `first`; fewer where the data ends, which it does for all processes."""
@@ -222,12 +266,11 @@ class Producer(threading.Thread):
         await require_same(self._fleet, "draw", "prompts", drawn | {"digest": digest([prompt.id for prompt in prompts])})
         return [Draw((step, i), prompt, params, (self._seed, step, i)) for i, prompt in enumerate(prompts, start=first)]
 
-    async def _play(self, draws: Sequence[Draw]) -> list[Group]:
+    def _rollout_span(self, draws: Sequence[Draw]) -> span:
         step, first = draws[0].id
         size = self._plan.mini_batch
         minis = () if self._algorithm.zero_signal == "resample" else range(first // size, draws[-1].id[1] // size + 1)
-        with span("rollout", flows=[trace.flow(step, mini) for mini in minis], step=step, group=first, groups=len(draws)):
-            return await play(self._fleet, "rollout", self._orchestrator, draws)
+        return span("rollout", flows=[trace.flow(step, mini) for mini in minis], step=step, group=first, groups=len(draws))
 
     def _informative(self, groups: Sequence[Group]) -> list[Group]:
         """The groups that have an advantage other than 0; where advantages must wait for scores, those whose rewards differ."""
@@ -244,26 +287,29 @@ class Producer(threading.Thread):
         unit = {"train_truncated": algorithm.train_truncated, "per": algorithm.credit, "gamma": algorithm.gamma}
         return {key: worth for part in parts for key, worth in credit(part, algorithm.advantage, **unit).items()}
 
-    def _chunks(
-        self,
-        step: int,
-        mini: int,
-        groups: Sequence[Group],
-        trained: Sequence[Group],
-        *,
-        sampled: Sequence[Group],
-        counts: Mapping[str, int],
-        seconds: float,
-    ) -> Iterator[Chunk]:
-        """The micro-batches of a mini-batch, each once per iteration. groups: its groups; trained: those of them that carry loss."""
-        with span("batch", flows=[trace.flow(step, mini)], step=step, mini=mini, groups=len(groups)):
-            parts = self._batches(groups, trained)
+    async def _hand_on(
+        self, step: int, mini: _MiniBatch, groups: Sequence[Group], trained: Sequence[Group], once: _Once, *, whole: bool
+    ) -> None:
+        """The micro-batches of these groups, of which `trained` carry loss. whole: they are the mini-batch's last; then all of its
+        micro-batches follow again for each further iteration."""
+        with span("batch", flows=[trace.flow(step, mini.number)], step=step, mini=mini.number, groups=len(groups)):
+            fresh = self._batches(groups, trained)
+        known = len(mini.parts)
+        mini.parts += fresh
+        count = len(mini.parts) if whole else self._plan.mini_batch // self._portion
         cursor = self._stream.cursor()  # nobody draws for the next step before this one is handed on
-        for iteration in range(self._algorithm.num_iterations):
-            for micro, (part, batch) in enumerate(parts):
-                first = iteration == 0 and micro == 0
-                once = (sampled, counts, seconds) if first else ((), {}, 0.0)
-                yield Chunk((step, mini, micro), iteration, len(parts), batch, part, cursor, *once)
+        for micro, (part, batch) in enumerate(fresh, start=known):
+            said = once if micro == known else _NOTHING
+            await self._put(Chunk((step, mini.number, micro), 0, count, batch, part, cursor, *said))
+        for iteration in range(1, self._algorithm.num_iterations if whole else 1):
+            for micro, (part, batch) in enumerate(mini.parts):
+                await self._put(Chunk((step, mini.number, micro), iteration, count, batch, part, cursor, *_NOTHING))
+
+    async def _put(self, chunk: Chunk) -> None:
+        """Into the queue, once there is room; episodes go on meanwhile."""
+        step, mini, micro = chunk.key
+        with span("queue.put", step=step, mini=mini, micro=micro):
+            await asyncio.to_thread(self._handoff.put, chunk, flows=[trace.flow(step, mini)])
 
     def _batches(self, groups: Sequence[Group], trained: Sequence[Group]) -> list[tuple[Sequence[Group], TokenBatch]]:
         """The micro-batches of a mini-batch, each with the groups that it numbers. A mini-batch that is short keeps the usual program."""

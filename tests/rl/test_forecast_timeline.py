@@ -46,6 +46,18 @@ def test_the_engine_samples_what_comes_next_while_the_actor_learns(folder: Path)
     ]
 
 
+def test_micro_batches_that_stream_are_learned_beside_the_sampling_of_their_own_step(folder: Path) -> None:
+    assert chart(folder, training=SIZES | {"train_micro_batch_size": 2}) == [
+        "role     devices  1           2        3         4        5         6",
+        "actor    0,1                  score 1  update 1  score 2  update 2  sync",
+        "rollout  2,3      sample 1-2  ·····    ·····     ·····    ·····     sync",
+        "At the same time: actor and rollout, which have no device in common.",
+        "Micro-batches of 2 prompts go to the trainer as they are complete: gradients of the first are taken while the last are sampled.",
+    ]
+    one = chart(folder, training={"batch_size": 8})
+    assert one[-1].endswith("a smaller training.train_micro_batch_size lets gradients of the first groups be taken while the last are sampled.")
+
+
 def test_on_common_devices_nothing_overlaps(folder: Path) -> None:
     assert chart(folder, cluster={"actor": {"axes": {"data": 2}}}) == [
         "role     devices  1         2        3         4         5        6         7",

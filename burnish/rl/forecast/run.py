@@ -25,6 +25,7 @@ from burnish.rl.batch import TokenBatch
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.cluster import longest_sequence
 from burnish.rl.layout import BatchShape, bucket, plan_shape
+from burnish.rl.overlap import streams
 from burnish.rl.placement import Placement, Role
 
 Shaped = Any
@@ -65,10 +66,20 @@ class PlannedRun:
             return [list(minis)]
         return [list(group) for _, group in itertools.groupby(minis, key=lambda mini: -(-mini * plan.mini_batch // plan.rollout))]
 
+    def apart(self, one: Role, other: Role) -> bool:
+        """Whether two roles have no device in common."""
+        return not {*self.placement[one].place.devices} & {*self.placement[other].place.devices}
+
+    @property
+    def streams(self) -> bool:
+        """Whether an update takes its micro-batches while the last are sampled."""
+        processes = self.placement[Role.ACTOR].place.processes
+        return streams(self.algorithm, self.plan, apart=self.apart(Role.ACTOR, Role.ROLLOUT), num_processes=processes)
+
     @property
     def overlaps(self) -> bool:
         """Whether the engine has something to sample while an update is made."""
-        return len(self.deliveries) > 1 or self.plan.max_staleness > 0
+        return len(self.deliveries) > 1 or self.plan.max_staleness > 0 or self.streams
 
     @property
     def accumulates(self) -> bool:

@@ -55,7 +55,9 @@ def test_micro_batches_that_stream_are_learned_beside_the_sampling_of_their_own_
         "Micro-batches of 2 prompts go to the trainer as they are complete: gradients of the first are taken while the last are sampled.",
     ]
     one = chart(folder, training={"batch_size": 8})
-    assert one[-1].endswith("a smaller training.train_micro_batch_size lets gradients of the first groups be taken while the last are sampled.")
+    assert one[-1].endswith(
+        "a smaller training.train_micro_batch_size lets gradients of the first groups be taken while the last are sampled."
+    )
 
 
 def test_on_common_devices_nothing_overlaps(folder: Path) -> None:

@@ -43,7 +43,7 @@ LAYERS = [
         "burnish.rl.aggregate",
         "burnish.rl.algorithms",
     ]
-    + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.placement"],
+    + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.overlap", "burnish.rl.placement"],
     ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
     [
         "burnish.rl.anchor",

@@ -224,7 +224,7 @@ class RolloutConfig(Section):
     slots: Positive = 64
     """Sequences that decode together; one compiled shape. Of servers: requests that each is given at one time."""
     prefill_rows: Positive = 8
-    """Prompts in one compiled prefill call."""
+    """Pages of 64 prompt tokens in one compiled prefill call; a long prompt takes several."""
     decode_chunk: Positive = 16
     """Tokens decoded between two looks at the queue."""
     max_kept: Positive = 512
@@ -233,6 +233,13 @@ class RolloutConfig(Section):
     """How many versions of the weights sampling may be behind the trainer. 0: a step's episodes begin when the step before is done, and
     updates are repeatable bit by bit. k: they may begin k steps earlier, so that sampling and training overlap; ratios are then taken
     to the policy that the step began with, and `algorithm.importance` corrects for the older sampler."""
+    kv_cache_bytes: Positive | None = None
+    """Most bytes of keys and values on each device: of running requests, and, where these leave room, of prefixes kept for later. Where
+    running ones need more, the youngest waits on the host. Null: a whole context for every slot, so nobody ever waits."""
+    in_flight: Literal["finish", "recompute", "keep"] = "finish"
+    """What becomes of running requests when weights change. `finish`: they end on the old ones, and the update waits. Else they go on under
+    the new ones at once: `recompute` prefills again what they have so far; `keep` doesn't, so that their log-probs are those of no version,
+    and nothing about them is exact."""
     weights: Literal["copy", "lent"] = "copy"
     """What the engine samples from: a copy in the layout that decodes fastest, or `lent`: the actor's own arrays, at no memory but slower.
     Lent ones need the actor's mesh, float32, no adapter, one mini-batch a step, and `max_staleness` 0."""
@@ -255,6 +262,14 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"`max_episode_tokens` is {self.max_episode_tokens} and a prompt may have `max_prompt_tokens` {self.max_prompt_tokens}: an "
                 "episode needs room for what is sampled after it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lent_weights_wait(self) -> RolloutConfig:
+        if self.weights == "lent" and self.in_flight != "finish":
+            raise ValueError(
+                f"`weights: lent` can't change under running requests, and `in_flight: {self.in_flight}` wants that: set one of them back"
             )
         return self
 

@@ -200,6 +200,8 @@ class RLCluster:
             prefill_rows=config.prefill_rows,
             decode_chunk=config.decode_chunk,
             max_kept=config.max_kept,
+            kv_cache_bytes=config.kv_cache_bytes,
+            in_flight=config.in_flight,
             precision=self.precision,
             mesh=self._sites[Role.ROLLOUT].mesh,
             dispatch=self._sites[Role.ROLLOUT].dispatch,

@@ -19,13 +19,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot: `slots` rows that decode together, `running` and `waiting` requests, bytes of KV cache, tokens sampled so far."""
+    """A snapshot: `slots` rows that decode together, `running` and `waiting` requests, bytes of KV cache, tokens sampled so far.
+
+    Of an engine with pages of KV cache: `pages` that running requests hold; and so far, tokens of prompts that were `prefilled` and tokens
+    whose keys and values were `reused` instead, and how often a request was swapped out (`swaps`).
+    """
 
     slots: int
     running: int
     waiting: int
     kv_bytes: int
     tokens: int
+    pages: int = 0
+    prefilled: int = 0
+    reused: int = 0
+    swaps: int = 0
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:

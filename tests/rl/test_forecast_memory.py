@@ -22,7 +22,7 @@ from burnish.rl.forecast.run import PlannedRun, token_batch
 from burnish.rl.forecast.units import size
 from burnish.rl.placement import Role
 from burnish.rl.sites import on
-from burnish.rollout.native.cache import Spread, allocate, capacity_for
+from burnish.rollout.native.cache import Spread, allocate
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from burnish.train.step import MicroBatch
 from burnish.train.value import ValueMicroBatch
@@ -186,8 +186,10 @@ def test_what_is_told_is_what_the_run_holds_and_what_xla_says_of_its_programs(fo
         waiting = [] if cluster._anchor is None else [cluster._anchor._snapshot]
         assert actor.host == fullest(waiting)
         mesh, slots = run.meshes[Role.ROLLOUT], run.config.rollout.slots
-        place = SingleDeviceSharding(jax.devices()[0]) if mesh is None else Spread.over(mesh, slots=slots).cache
-        cache = allocate(run.models[Role.ROLLOUT], slots=slots, capacity=capacity_for(72), precision=run.precision, place=place)
+        spread = None if mesh is None else Spread.over(mesh, slots=slots)
+        place, banks = (SingleDeviceSharding(jax.devices()[0]), 1) if spread is None else (spread.cache, spread.banks)
+        pages = 2 * slots // banks  # contexts of 72 tokens
+        cache = allocate(run.models[Role.ROLLOUT], banks=banks, pages=pages, precision=run.precision, place=place)
         assert rollout.held.cache == fullest(cache) > 0
         if Role.CRITIC in roles:
             assert roles[Role.CRITIC].held.optimizer == pytest.approx(fullest(cluster.critic_state.opt_state), abs=16)
@@ -214,7 +216,7 @@ def test_what_is_kept_is_all_that_lives_on_the_devices_between_steps(folder: Pat
     before, waiting = live("device"), live("pinned_host")
     cluster = loaded(run)
     try:
-        cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in cluster.engine._cache)  # type: ignore[attr-defined]
+        cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in cluster.engine._runner.memory.cache)  # type: ignore[attr-defined]
         assert sum(role.kept - role.held.cache for role in device.roles) == pytest.approx(live("device") - before - cache, abs=64)
         assert sum(role.host for role in device.roles) == pytest.approx(live("pinned_host") - waiting, abs=64)
         assert (sum(role.host for role in device.roles) > actors_optimizer(device)) == bool(offload)

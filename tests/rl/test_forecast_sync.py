@@ -87,7 +87,7 @@ def test_bytes_of_every_link_are_those_of_a_sync(folder: Path, name: str, monkey
 
     try:
         names = [name if cluster._base is None else f"adapter.{name}" for name in leaf_names(cluster.state.trainable)]
-        places = cluster.engine._layout.places  # type: ignore[attr-defined]
+        places = cluster.engine._runner.layout.places  # type: ignore[attr-defined]
         leaves = jax.tree.leaves(cluster.state.trainable)
         missing = sum(lacking(leaf.shape, leaf.sharding, places[name]) for name, leaf in zip(names, leaves, strict=True))
         monkeypatch.setattr(jax, "device_put", counting)

@@ -111,7 +111,7 @@ def test_bytes_and_devices_are_those_of_the_arrays(folder: Path, name: str, what
     cluster = RLCluster(folder, lora=lora, precision="f32", cluster=meshes, rollout=RolloutConfig(slots=4))
     try:
         cluster.prepare(GRPO, total_updates=1)
-        layout, reference = cluster.engine._layout, cluster._reference  # type: ignore[attr-defined]
+        layout, reference = cluster.engine._runner.layout, cluster._reference  # type: ignore[attr-defined]
         assert reference is not None
         actor = (cluster.state.trainable, cluster._base)
         held = {

@@ -103,7 +103,7 @@ def test_colocated_the_engine_samples_from_the_actors_own_buffers(folder: Path, 
     cluster, shared = recorded(lent), []
 
     def look(step: int) -> None:
-        held = cluster.engine._layout.weights  # type: ignore[attr-defined]
+        held = cluster.engine._runner.layout.weights  # type: ignore[attr-defined]
         shared.append(pointers(held) == pointers(cluster.state.trainable))
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(held)), step
 

@@ -185,11 +185,12 @@ def test_more_requests_than_slots_are_all_answered(make_engine: MakeEngine) -> N
     assert stats.tokens == sum(1 + i % 9 for i in range(30))
 
 
-def test_the_cache_follows_the_longest_sequence(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    one = 2 * 2 * 8 * 2 * 64 * 8 * 4  # keys and values, layers, slots, kv heads, capacity, head_dim, bytes
-    sizes = []
-    for max_tokens in (12, 60, 120, 70, 12):
-        assert len(generate(engine, [request(max_tokens=max_tokens)])[0].ids) == max_tokens
-        sizes.append(engine.stats().kv_bytes)
-    assert sizes == [one, one, 2 * one, 2 * one, one]
+def test_the_cache_follows_the_tokens_in_use(make_engine: MakeEngine) -> None:
+    engine = make_engine(context=256)
+    page = 2 * 2 * 2 * 64 * 8 * 4  # keys and values, layers, kv heads, positions, head_dim, bytes
+    pages = []
+    for count, max_tokens in ((8, 60), (1, 240), (8, 130), (8, 200), (8, 60)):
+        outs = generate(engine, [request(max_tokens=max_tokens)] * count)
+        assert [len(out.ids) for out in outs] == [max_tokens] * count
+        pages.append(engine.stats().kv_bytes // page)
+    assert pages == [16 + 1, 16 + 1, 24 + 1, 32, 16 + 1], "the pool, and the prompt's page, which is kept while there is room"

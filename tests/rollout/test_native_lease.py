@@ -16,7 +16,7 @@ from burnish.models import transformer
 from burnish.models.sharding import shardings
 from burnish.rollout.native.cache import allocate
 from burnish.rollout.native.decode import Slots, decode
-from burnish.rollout.native.host_state import slot_state
+from burnish.rollout.native.host_state import page_table, slot_state
 from burnish.rollout.native.layout import Layout
 from burnish.rollout.native.lease import Lease
 from burnish.testing.check_engine import CHECKS, Check, Subject, run_check
@@ -48,7 +48,7 @@ def test_it_samples_what_a_copy_would_and_holds_nothing_of_its_own(make_engine: 
             names = {**{n: tree[n] for n in ("embed", "head", "final_norm")}, **{f"layers.{n}": leaf for n, leaf in tree["layers"].items()}}
             for engine in (lent, copied):
                 run(update(engine, names, version))
-        assert pointers(lent._layout.weights) == pointers(tree)
+        assert pointers(lent._runner.layout.weights) == pointers(tree)
         for one, other in zip(generate(lent, requests), generate(copied, requests), strict=True):
             assert one.ids.tolist() == other.ids.tolist() and set(one.versions.tolist()) == {version}
             np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
@@ -66,12 +66,12 @@ def test_decoding_from_stacked_layers_makes_no_second_copy_of_them() -> None:
     """Whatever a compiler would like to take out of the loop over tokens."""
     config = replace(CONFIG, num_layers=12)
     params = random_params(config)
-    state = slot_state([None] * 4, min_stop_ids=1)
+    state, table = slot_state([None] * 4, min_stop_ids=1), page_table([None] * 4, banks=1, pages=8)
     options: dict[str, Any] = {"config": config, "num_tokens": 4, "max_kept": 0, "precision": "f32", "spread": None}
 
     def temporary(weights: Any) -> int:
-        cache = allocate(config, slots=4, capacity=64, precision="f32", place=params["embed"].sharding)
-        analysis = decode.lower(weights, cache, Slots(*state), **options).compile().memory_analysis()
+        cache = allocate(config, banks=1, pages=8, precision="f32", place=params["embed"].sharding)
+        analysis = decode.lower(weights, cache, Slots(*state), table, **options).compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
 

@@ -84,16 +84,19 @@ def test_samples_are_those_of_one_device(make_engine: MakeEngine, alone: list[Co
     mesh = MESHES[name]()
     engine = make_engine(PARAMS, EVEN, **OPTIONS, mesh=mesh)
     assert_close(sample(engine), alone)
-    assert engine.mesh is mesh and engine._cache[0].keys.sharding.device_set == {*mesh.devices.flat}
+    assert engine.mesh is mesh and engine._runner.memory.cache[0].keys.sharding.device_set == {*mesh.devices.flat}
 
 
 def test_weights_and_cache_are_cut_over_tp_and_slots_over_data(make_engine: MakeEngine) -> None:
     engine = make_engine(PARAMS, EVEN, **OPTIONS, mesh=MESHES["data 2, tp 2"]())
-    layer, cache = engine._layout.weights.layers[0], engine._cache[0]
+    weights: Any = engine._runner.layout.weights
+    layer, cache = weights.layers[0], engine._runner.memory.cache[0]
     assert layer["q"].sharding.shard_shape(layer["q"].shape) == (32, 16) and layer["o"].sharding.shard_shape(layer["o"].shape) == (16, 32)
-    assert cache.keys.sharding.shard_shape(cache.keys.shape) == (2, 1, 8, 64) and engine._layout.weights.embed.sharding.spec[0] == "tp"
+    assert cache.keys.sharding.shard_shape(cache.keys.shape) == (1, 2, 1, 8, 64) and weights.embed.sharding.spec[0] == "tp"
     odd = make_engine(PARAMS, EVEN, **(OPTIONS | {"slots": 3}), mesh=MESHES["data 2, tp 2"]())
-    assert odd._cache[0].keys.sharding.shard_shape(odd._cache[0].keys.shape) == (3, 1, 8, 64), "3 slots over 2 groups: all in both"
+    assert odd._runner.memory.cache[0].keys.sharding.shard_shape(odd._runner.memory.cache[0].keys.shape) == (1, 3, 1, 8, 64), (
+        "3 slots over 2 groups: all in both"
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +134,7 @@ def test_on_an_equal_mesh_an_adapters_base_is_shared_and_nothing_else_is(make_en
     used = {shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(base) for shard in leaf.addressable_shards}
 
     def pointers(engine: NativeEngine) -> set[int]:
-        held = jax.tree.leaves((engine._layout.weights, dict(engine._layout.stacked)))
+        held = jax.tree.leaves((engine._runner.layout.weights, dict(engine._runner.layout.stacked)))
         return {shard.data.unsafe_buffer_pointer() for leaf in held for shard in leaf.addressable_shards}
 
     assert not used & pointers(make_engine(base, EVEN, **OPTIONS, mesh=mesh))

@@ -1,6 +1,6 @@
 """The engine's programs and what it holds for a while: prefill, decoding, a growing cache, new weights beside the old ones.
 
-Owns the shapes that `rollout.native` gives its programs, at the longest prompt and the full cache.
+Owns the shapes that `rollout.native` gives its programs, at the full cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from burnish.models import transformer
 from burnish.models.config import ModelConfig
@@ -17,11 +18,12 @@ from burnish.models.transformer import ParamSpec
 from burnish.rl.forecast.programs import ProgramMemory, RolePrograms, measure
 from burnish.rl.forecast.run import PlannedRun, bytes_on_a_device, declared, truncates, weights
 from burnish.rl.placement import Role
-from burnish.rollout.native.cache import Cache, LayerCache, Spread, capacity_for
-from burnish.rollout.native.decode import decode, prefill
+from burnish.rollout.native.cache import Cache, LayerCache, Spread, Table, stored_dtype
+from burnish.rollout.native.decode import Rows, decode, prefill
 from burnish.rollout.native.host_state import slot_state
 from burnish.rollout.native.layout import Weights
-from burnish.rollout.native.scheduler import bucket
+from burnish.rollout.native.memory import budget_pages, pool_pages
+from burnish.rollout.native.pool import PAGE, pages_for
 
 
 def engine_programs(run: PlannedRun) -> RolePrograms:
@@ -29,24 +31,26 @@ def engine_programs(run: PlannedRun) -> RolePrograms:
     rollout, mesh, whole = run.config.rollout, run.meshes[Role.ROLLOUT], run.models[Role.ROLLOUT]
     config = dataclasses.replace(whole, num_layers=1)
     spread = None if mesh is None else Spread.over(mesh, slots=rollout.slots)
-    params, cache = _weights(run, config), _cache(run, spread)
+    banks = 1 if spread is None else spread.banks
+    pages = _pool(run, spread)
+    params, cache = _weights(run, config), _cache(run, spread, banks, pages)
     place = None if spread is None else spread.slots
     state = slot_state([None] * rollout.slots, min_stop_ids=0)
     slots = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state)
-    length = bucket(rollout.max_prompt_tokens, run.context)
-    prompts = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rollout.prefill_rows, length), (rollout.prefill_rows,))]
-    source = jax.ShapeDtypeStruct((rollout.slots,), jnp.int32)
-    options: dict[str, Any] = {
-        "config": config,
-        "max_kept": rollout.max_kept if truncates(rollout.sampling) else 0,
-        "precision": run.precision,
-        "spread": spread,
-    }
+
+    def ints(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place if shape else None)
+
+    longest, rows = pages_for(run.context), -(-rollout.prefill_rows // banks)
+    table = Table(ints(rollout.slots, max(2, 1 << (longest - 1).bit_length())), ints(banks, pages), ints(banks, pages))
+    prompts = Rows(ints(banks, rows, PAGE), ints(banks, rows), ints(banks, rows), ints(banks, rows, longest), ints())
+    options: dict[str, Any] = {"config": config, "precision": run.precision, "spread": spread}
+    kept = rollout.max_kept if truncates(rollout.sampling) else 0
     cache_bytes = whole.num_layers * bytes_on_a_device(cache)
     programs = (
-        measure("prefill", prefill, params, cache, *prompts, source, slots, **options).memory,
-        measure("decode", decode, params, cache, slots, num_tokens=rollout.decode_chunk, **options).memory,
-        _moment("a growing cache", cache_bytes // 2),  # the new one beside the old, which is half as long
+        measure("prefill", prefill, params, cache, prompts, **options).memory,
+        measure("decode", decode, params, cache, slots, table, num_tokens=rollout.decode_chunk, max_kept=kept, **options).memory,
+        _moment("a growing cache", bytes_on_a_device(cache) // 2),  # a layer's new part beside the old one, which is half as long
         _moment("sync", _new_weights(run)),
     )
     return RolePrograms(programs, cache=cache_bytes)
@@ -70,15 +74,31 @@ def _new_weights(run: PlannedRun) -> int:
     return bytes_on_a_device(weights(leaves, mesh, _operands(run))) + arriving
 
 
-def _cache(run: PlannedRun, spread: Spread | None) -> Cache:
-    """Of one layer, for sequences as long as they may be."""
-    config, slots, capacity = run.models[Role.ROLLOUT], run.config.rollout.slots, capacity_for(run.context)
+def _pool(run: PlannedRun, spread: Spread | None) -> int:
+    """Pages of a bank, when all sequences are as long as they may be."""
+    slots, context = run.config.rollout.slots, run.context
+    budget = budget_pages(
+        run.models[Role.ROLLOUT],
+        slots=slots,
+        context=context,
+        num_bytes=run.config.rollout.kv_cache_bytes,
+        precision=run.precision,
+        spread=spread,
+    )
+    return pool_pages(slots=slots, context=context, budget=budget, spread=spread)
+
+
+def _cache(run: PlannedRun, spread: Spread | None, banks: int, pages: int) -> Cache:
+    """Of one layer."""
+    config = run.models[Role.ROLLOUT]
+
+    place = SingleDeviceSharding(jax.devices()[0]) if spread is None else spread.cache
 
     def array(*shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, _operands(run), sharding=None if spread is None else spread.cache)
+        return jax.ShapeDtypeStruct(shape, stored_dtype(run.precision, place), sharding=None if spread is None else spread.cache)
 
     heads, size = config.num_kv_heads, config.head_dim
-    return (LayerCache(array(slots, heads, size, capacity), array(slots, heads, capacity, size)),)
+    return (LayerCache(array(banks, pages, heads, size, PAGE), array(banks, pages, heads, PAGE, size)),)
 
 
 def _weights(run: PlannedRun, config: ModelConfig) -> Weights:

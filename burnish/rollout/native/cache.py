@@ -1,13 +1,15 @@
-"""The engine's KV cache: one pair of arrays a layer, donated to every program that touches it.
+"""The engine's KV cache in pages of 64 positions, donated to every program that writes it; and attention where the pages lie.
 
-Owns the layout, the capacity and cached attention. Keys lie as [S, K, h, C] and values as [S, K, C, h], so that both products of decoding
-run along the last axis: 2.6 times faster on a CPU than with both as [S, K, C, h], 1.8 times than [S, C, K, h]. The capacity follows the
-longest sequence, in powers of two: attention reads all of it, and each size is a compiled program. Who sits in which slot is the
-scheduler's business.
+Owns the layout, the programs that move pages, and cached attention. A decoding step reads the whole pool of pages in place: each page meets
+the query of the slot that owns it, and the parts are put together per slot afterwards. Nothing is gathered but those small parts, so pages
+cost no more than one long row a slot (0.6 to 0.9 of its time on a CPU; gathering pages first took 5 to 10 times as long), and memory
+follows the tokens in use, not slots times the longest. Keys lie as [.., h, c] and values as [.., c, h], so that both products run along the
+last axis. Which pages are whose is `pool.py`'s business, and the table of it comes with every call.
 
-On a mesh, slots are spread over `data` and `fsdp` as the rows of a batch are, and heads over `tp` (`Spread`).
+On a mesh pages are in banks, one for each part of the slots: a slot's pages are where the slot is. Heads are over `tp` (`Spread`).
 
-Axes: S slots, R prefilled rows, C capacity, P padded prompt length, H/K query/key heads, h head_dim.
+Axes: Z banks, N pages of a bank, S slots, z slots of a bank, P pages of the longest sequence (a power of two), r rows of prefill in a bank,
+Q pages of the longest context, c positions of a page, H/K query/key heads, G = H/K, h head_dim, L layers.
 """
 
 from __future__ import annotations
@@ -20,37 +22,104 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from burnish.models.config import ModelConfig
 from burnish.models.transformer import Precision, capped
+from burnish.rollout.native.pool import PAGE
 
-_BLOCK = 64  # positions that are summed together, whatever the capacity
+_HIDDEN = -1e30
+Window = Array | np.ndarray | int
+"""A query sees keys less than so many positions back."""
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, in the dtype that attention multiplies."""
+    """Keys and values of one layer, in the dtype that attention multiplies; bfloat16 on a CPU as its bits, in uint16.
 
-    keys: Float[Array, "S K h C"]
-    values: Float[Array, "S K C h"]
+    XLA writes to bfloat16 on a CPU by turning all of the array into float32 and back, whatever the size of what is written: a decoding step
+    of attention took 4 to 5 times as long.
+    """
+
+    keys: Num[Array, "Z N K h c"]
+    values: Num[Array, "Z N K c h"]
 
 
 Cache = tuple[LayerCache, ...]
 
 
+class Page(NamedTuple):
+    """One page of all layers, outside the pool."""
+
+    keys: Num[Array, "L K h c"]
+    values: Num[Array, "L K c h"]
+
+
+class Table(NamedTuple):
+    """Which page holds what; pages and slots are counted within their bank, -1 is none.
+
+    pages: of each slot, in the order of positions. owners: the slot whose query a page meets. starts: the page's first position.
+    """
+
+    pages: Int[Array, "S P"]
+    owners: Int[Array, "Z N"]
+    starts: Int[Array, "Z N"]
+
+
 class Spread(NamedTuple):
-    """Where the engine's arrays lie on a mesh. slots: those that have one entry a slot, on their first axis; cache: keys and values."""
+    """Where the engine's arrays lie on a mesh. slots: those with an entry a slot or a bank, on their first axis; cache: the pool; page: one
+    page; banks: in how many parts the slots are."""
 
     slots: NamedSharding
     cache: NamedSharding
+    page: NamedSharding
+    banks: int
 
     @classmethod
     def over(cls, mesh: Mesh, *, slots: int) -> Spread:
         """Slots over `data` and `fsdp` where these divide them, else all of them everywhere; heads over `tp`."""
         rows = tuple(axis for axis in ("data", "fsdp") if axis in mesh.shape)
-        spread = rows if slots % math.prod(mesh.shape[axis] for axis in rows) == 0 else ()
+        parts = math.prod(mesh.shape[axis] for axis in rows)
+        spread, banks = (rows, parts) if slots % parts == 0 else ((), 1)
         heads = "tp" if "tp" in mesh.shape else None
-        return cls(NamedSharding(mesh, PartitionSpec(spread)), NamedSharding(mesh, PartitionSpec(spread, heads)))
+        slot_place, cache_place, page_place = PartitionSpec(spread), PartitionSpec(spread, None, heads), PartitionSpec(None, heads)
+        return cls(NamedSharding(mesh, slot_place), NamedSharding(mesh, cache_place), NamedSharding(mesh, page_place), banks)
+
+
+def page_bytes(config: ModelConfig, *, precision: Precision, spread: Spread | None = None) -> int:
+    """Bytes of a page, all layers, on each device that holds it."""
+    size = config.num_layers * 2 * config.num_kv_heads * config.head_dim * PAGE * (2 if precision == "bf16" else 4)
+    return size if spread is None else size // spread.page.mesh.shape.get("tp", 1)
+
+
+def allocate(config: ModelConfig, *, banks: int, pages: int, precision: Precision, place: Sharding) -> Cache:
+    """A pool of zeros: a page that nobody has written is read too, at weight 0, and must be finite."""
+    heads, head_dim, dtype = config.num_kv_heads, config.head_dim, stored_dtype(precision, place)
+    return tuple(
+        LayerCache(
+            jnp.zeros((banks, pages, heads, head_dim, PAGE), dtype, device=place),
+            jnp.zeros((banks, pages, heads, PAGE, head_dim), dtype, device=place),
+        )
+        for _ in range(config.num_layers)
+    )
+
+
+def stored_dtype(precision: Precision, place: Sharding) -> jnp.dtype:
+    if precision == "f32":
+        return jnp.dtype(jnp.float32)
+    return jnp.dtype(jnp.uint16 if next(iter(place.device_set)).platform == "cpu" else jnp.bfloat16)
+
+
+def stored(x: Float[Array, "*n"], dtype: jnp.dtype) -> Num[Array, "*n"]:
+    """As a cache of this dtype holds it."""
+    return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16) if dtype == jnp.uint16 else x.astype(dtype)
+
+
+def _read(x: Num[Array, "*n"]) -> Float[Array, "*n"]:
+    """What a cache holds, as attention multiplies it."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+# ---------------------------------------------------------------------------------------------------------------- moving pages
 
 
 def kept(cache: LayerCache, spread: Spread | None) -> LayerCache:
@@ -60,83 +129,114 @@ def kept(cache: LayerCache, spread: Spread | None) -> LayerCache:
     return LayerCache(*(jax.lax.with_sharding_constraint(array, spread.cache) for array in cache))
 
 
-def capacity_for(length: int) -> int:
-    """64, 128, 256, …: the smallest that holds `length` positions."""
-    return max(_BLOCK, 1 << (length - 1).bit_length())
+@partial(jax.jit, static_argnames=("pages", "spread"))
+def grow(layer: LayerCache, *, pages: int, spread: Spread | None = None) -> LayerCache:
+    """One layer with room for more pages. A layer at a time, as old and new stand side by side."""
+
+    def one(array: Array) -> Array:
+        return jnp.pad(array, [(0, pages - array.shape[1] if axis == 1 else 0) for axis in range(array.ndim)])
+
+    return kept(LayerCache(*map(one, layer)), spread)
 
 
-def allocate(config: ModelConfig, *, slots: int, capacity: int, precision: Precision, place: Sharding) -> Cache:
-    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
-    heads, head_dim = config.num_kv_heads, config.head_dim
-    return tuple(
-        LayerCache(
-            jnp.zeros((slots, heads, head_dim, capacity), dtype, device=place),
-            jnp.zeros((slots, heads, capacity, head_dim), dtype, device=place),
-        )
-        for _ in range(config.num_layers)
-    )
+@partial(jax.jit, static_argnames="spread")
+def lift(cache: Cache, bank: Int[Array, ""] | int, index: Int[Array, ""] | int, *, spread: Spread | None = None) -> Page:
+    """A copy of one page."""
+    keys, values = zip(*((layer.keys[bank, index], layer.values[bank, index]) for layer in cache), strict=True)
+    return _placed(Page(jnp.stack(keys), jnp.stack(values)), spread)
 
 
-@partial(jax.jit, static_argnames=("capacity", "spread"))
-def resize(cache: Cache, *, capacity: int, spread: Spread | None = None) -> Cache:
-    """The same cache with room for more positions, or without its last ones."""
-
-    def one(array: Array, axis: int) -> Array:
-        kept = jax.lax.slice_in_dim(array, 0, min(capacity, array.shape[axis]), axis=axis)
-        pads = [(0, capacity - kept.shape[axis] if i == axis else 0) for i in range(array.ndim)]
-        return jnp.pad(kept, pads)
-
-    return tuple(kept(LayerCache(one(layer.keys, 3), one(layer.values, 2)), spread) for layer in cache)
+@partial(jax.jit, static_argnames="spread")
+def pick(rows: Page, bank: Int[Array, ""] | int, row: Int[Array, ""] | int, *, spread: Spread | None = None) -> Page:
+    """One page of the [Z, r, …] that a prefill returns."""
+    return _placed(Page(*(array[bank, row] for array in rows)), spread)
 
 
-def insert(cache: LayerCache, k: Float[Array, "R P K h"], v: Float[Array, "R P K h"], source: Int[Array, " S"]) -> LayerCache:
-    """Give each slot the prefilled row `source[slot]`; slots with -1 keep what they hold. Several slots may take the same row."""
-    taken, rows, length = (source >= 0)[:, None, None, None], jnp.maximum(source, 0), k.shape[1]
-    keys = jnp.take(k.transpose(0, 2, 3, 1).astype(cache.keys.dtype), rows, axis=0)
-    values = jnp.take(v.transpose(0, 2, 1, 3).astype(cache.values.dtype), rows, axis=0)
-    return LayerCache(
-        cache.keys.at[..., :length].set(jnp.where(taken, keys, cache.keys[..., :length])),
-        cache.values.at[:, :, :length].set(jnp.where(taken, values, cache.values[:, :, :length])),
-    )
+@partial(jax.jit, static_argnames="spread", donate_argnames="cache")
+def lower(cache: Cache, page: Page, bank: Int[Array, ""] | int, index: Int[Array, ""] | int, *, spread: Spread | None = None) -> Cache:
+    """Write one page. Every bank writes, all but one to no page that it has: so no bank is moved to where another is."""
+
+    def put(array: Array, new: Array) -> Array:
+        places = jnp.where(jnp.arange(array.shape[0]) == bank, index, array.shape[1])
+        return jax.vmap(lambda held, place: held.at[place].set(new, mode="drop"))(array, places)
+
+    pairs = zip(cache, zip(*page, strict=True), strict=True)
+    return tuple(kept(LayerCache(put(layer.keys, keys), put(layer.values, values)), spread) for layer, (keys, values) in pairs)
 
 
-def append(cache: LayerCache, k: Float[Array, "S K h"], v: Float[Array, "S K h"], positions: Int[Array, " S"]) -> LayerCache:
-    """Write one position of every slot."""
-    slots = jnp.arange(positions.shape[0])
-    return LayerCache(
-        cache.keys.at[slots, :, :, positions].set(k.astype(cache.keys.dtype)),
-        cache.values.at[slots, :, positions].set(v.astype(cache.values.dtype)),
-    )
+def _placed(page: Page, spread: Spread | None) -> Page:
+    return page if spread is None else Page(*(jax.lax.with_sharding_constraint(array, spread.page) for array in page))
+
+
+# -------------------------------------------------------------------------------------------------------------------- decoding
+
+
+def append(
+    cache: LayerCache, k: Float[Array, "S K h"], v: Float[Array, "S K h"], places: Int[Array, " S"], offsets: Int[Array, " S"]
+) -> LayerCache:
+    """Write one position of every slot: `offsets` in page `places`, nowhere where that is no page of the bank."""
+    banks = cache.keys.shape[0]
+
+    def one_bank(keys: Array, values: Array, k: Array, v: Array, places: Array, offsets: Array) -> tuple[Array, Array]:
+        keys = keys.at[places, :, :, offsets].set(stored(k, keys.dtype), mode="drop")
+        return keys, values.at[places, :, offsets].set(stored(v, values.dtype), mode="drop")
+
+    return LayerCache(*jax.vmap(one_bank)(*cache, *(_by_bank(x, banks) for x in (k, v, places, offsets))))
 
 
 def attend(
     q: Float[Array, "S H h"],
     cache: LayerCache,
+    table: Table,
     positions: Int[Array, " S"],
     *,
-    window: Array | np.ndarray | int | None = None,
+    window: Window | None = None,
     cap: float | None = None,
 ) -> Float[Array, "S H h"]:
     """softmax(q·k / sqrt(h)) v over positions 0..positions[slot] of each slot, or the last `window` of them; scores go through `cap`.
 
-    Sums over positions are products over blocks of a fixed size, or pairwise, so a slot's result has the same bits at every capacity: a
-    compiler may order a plain sum differently at each size, but here what lies beyond a slot's position only adds exact zeros.
+    A page's part has the same bits wherever it lies, and parts are summed in pairs in the order of positions, so a slot's result doesn't
+    depend on the size of the pool or on who else is in it: pages beyond its position only add exact zeros.
     """
-    slots, heads, head_dim = q.shape
-    kv_heads, capacity, dtype = cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype
-    grouped = (q * head_dim**-0.5).reshape(slots, kv_heads, -1, head_dim).astype(dtype)
-    scores = capped(jnp.einsum("skgh,skhc->skgc", grouped, cache.keys, preferred_element_type=jnp.float32), cap)
-    places = jnp.arange(capacity)[None]
-    seen = places <= positions[:, None]
-    if window is not None:
-        seen &= positions[:, None] - places < window
-    seen = seen[:, None, None]
-    highest = jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True)
-    weights = jnp.exp(jnp.where(seen, scores - highest, -jnp.inf))
-    weight_blocks = weights.astype(dtype).reshape(*scores.shape[:-1], -1, _BLOCK)
-    value_blocks = cache.values.reshape(slots, kv_heads, -1, _BLOCK, head_dim)
-    mixed = jnp.einsum("skgbc,skbch->skbgh", weight_blocks, value_blocks, preferred_element_type=jnp.float32)
-    return (_sum_pairs(mixed, 2).squeeze(2) / _sum_pairs(weights, 3)).reshape(slots, heads, head_dim)
+    banks, kv_heads = cache.keys.shape[0], cache.keys.shape[2]
+    grouped = (q * q.shape[-1] ** -0.5).reshape(q.shape[0], kv_heads, -1, q.shape[-1])
+    slots = (_by_bank(x, banks) for x in (grouped, table.pages, positions))
+    return jax.vmap(partial(_attend_bank, window=window, cap=cap))(*cache, table.owners, table.starts, *slots).reshape(q.shape)
+
+
+def _attend_bank(
+    keys: Num[Array, "N K h c"],
+    values: Num[Array, "N K c h"],
+    owners: Int[Array, " N"],
+    starts: Int[Array, " N"],
+    q: Float[Array, "z K G h"],
+    pages: Int[Array, "z P"],
+    positions: Int[Array, " z"],
+    *,
+    window: Window | None,
+    cap: float | None,
+) -> Float[Array, "z K G h"]:
+    owner, keys, values = jnp.maximum(owners, 0), _read(keys), _read(values)
+    scores = capped(jnp.einsum("nkgh,nkhc->nkgc", q.astype(keys.dtype)[owner], keys, preferred_element_type=jnp.float32), cap)
+    seen = _seen(starts[:, None] + jnp.arange(PAGE)[None], positions[owner][:, None], window)[:, None, None]
+    peaks = jnp.max(jnp.where(seen, scores, _HIDDEN), axis=-1)
+    weights = jnp.where(seen, jnp.exp(scores - peaks[..., None]), 0.0)
+    mixed = jnp.einsum("nkgc,nkch->nkgh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    totals = _sum_pairs(weights, 3)[..., 0]
+    own, there = jnp.maximum(pages, 0), (pages >= 0)[:, :, None, None]
+    part_peaks = jnp.where(there, peaks[own], _HIDDEN)
+    shares = jnp.where(there, jnp.exp(part_peaks - part_peaks.max(axis=1, keepdims=True)), 0.0)
+    total = _sum_pairs(totals[own] * shares, 1)[:, 0]
+    return _sum_pairs(mixed[own] * shares[..., None], 1)[:, 0] / jnp.maximum(total, 1e-30)[..., None]
+
+
+def _seen(keys: Int[Array, "*n"], query: Int[Array, "*m"], window: Window | None) -> Bool[Array, "*k"]:
+    """Which keys, by their positions, a query may see; arrays that broadcast."""
+    return keys <= query if window is None else (keys <= query) & (query - keys < window)
+
+
+def _by_bank(x: Array, banks: int) -> Array:
+    return x.reshape(banks, -1, *x.shape[1:])
 
 
 def _sum_pairs(x: Array, axis: int) -> Array:
@@ -144,3 +244,70 @@ def _sum_pairs(x: Array, axis: int) -> Array:
     while x.shape[axis] > 1:
         x = jax.lax.slice_in_dim(x, 0, None, 2, axis) + jax.lax.slice_in_dim(x, 1, None, 2, axis)
     return x
+
+
+# --------------------------------------------------------------------------------------------------------------------- prefill
+
+
+def write(cache: LayerCache, k: Num[Array, "Z r K h c"], v: Num[Array, "Z r K c h"], places: Int[Array, "Z r"]) -> LayerCache:
+    """Fill page `places` of its bank with each row; none where that is no page of the bank."""
+    put = jax.vmap(lambda held, new, places: held.at[places].set(new, mode="drop"))
+    return LayerCache(put(cache.keys, k, places), put(cache.values, v, places))
+
+
+def attend_rows(
+    q: Float[Array, "Z r c H h"],
+    cache: LayerCache,
+    pages: Int[Array, "Z r Q"],
+    reach: Int[Array, ""],
+    starts: Int[Array, "Z r"],
+    *,
+    window: Window | None = None,
+    cap: float | None = None,
+) -> Float[Array, "Z r c H h"]:
+    """Causal attention of prefilled rows over the first `reach` pages of their sequences, their own page being among them.
+
+    Page after page with a running maximum (Milakov & Gimelshein, 2018, arXiv:1805.02867): a page that a row doesn't see multiplies by 1 and
+    adds 0, so a row's bits don't depend on how far the others reach.
+    """
+    banks, rows, width, heads, head_dim = q.shape
+    kv_heads = cache.keys.shape[2]
+    stacked = (q * head_dim**-0.5).reshape(banks, rows, width, kv_heads, -1, head_dim).transpose(0, 1, 3, 4, 2, 5)
+    stacked = stacked.reshape(banks, rows, kv_heads, -1, head_dim)
+    one_bank = partial(_attend_rows_bank, reach=reach, window=window, cap=cap)
+    out = jax.vmap(one_bank)(stacked, *cache, pages, starts)
+    out = out.reshape(banks, rows, kv_heads, -1, width, head_dim).transpose(0, 1, 4, 2, 3, 5)
+    return out.reshape(q.shape)
+
+
+def _attend_rows_bank(
+    q: Float[Array, "r K m h"],
+    keys: Num[Array, "N K h c"],
+    values: Num[Array, "N K c h"],
+    pages: Int[Array, "r Q"],
+    starts: Int[Array, " r"],
+    *,
+    reach: Int[Array, ""],
+    window: Window | None,
+    cap: float | None,
+) -> Float[Array, "r K m h"]:
+    groups = q.shape[2] // PAGE
+    positions = jnp.tile(starts[:, None] + jnp.arange(PAGE)[None], (1, groups))
+
+    def add(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        mixed, peak, total = carry
+        page = jnp.take(pages, index, axis=1)
+        own = jnp.maximum(page, 0)
+        k, v = _read(keys[own]), _read(values[own])
+        scores = capped(jnp.einsum("rkmh,rkhc->rkmc", q.astype(k.dtype), k, preferred_element_type=jnp.float32), cap)
+        columns = (index * PAGE + jnp.arange(PAGE))[None, None]
+        seen = (_seen(columns, positions[:, :, None], window) & (page >= 0)[:, None, None])[:, None]
+        new_peak = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, _HIDDEN), axis=-1))
+        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
+        shrink = jnp.exp(peak - new_peak)
+        added = jnp.einsum("rkmc,rkch->rkmh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return mixed * shrink[..., None] + added, new_peak, total * shrink + _sum_pairs(weights, 3)[..., 0]
+
+    start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], _HIDDEN), jnp.zeros(q.shape[:-1], jnp.float32)
+    mixed, _, total = jax.lax.fori_loop(0, reach, add, start)
+    return mixed / jnp.maximum(total, 1e-30)[..., None]

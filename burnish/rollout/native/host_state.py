@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
-from burnish.rollout.native.decode import Slots
+from burnish.rollout.native.cache import Table
+from burnish.rollout.native.decode import Rows, Slots
+from burnish.rollout.native.pool import PAGE
 from burnish.rollout.native.sample import Rules
-from burnish.rollout.native.scheduler import Job, Prefill
+from burnish.rollout.native.scheduler import Chunk, Job
 
 
 def slot_state(jobs: Sequence[Job | None], *, min_stop_ids: int) -> Slots:
-    """The state of every slot, from its job. Stop ids get room in steps of 8, `min_stop_ids` at least."""
+    """The state of every slot, from its job; active are those that are ready. Stop ids get room in steps of 8, `min_stop_ids` at least."""
     size = len(jobs)
     tokens, positions, remaining, indices = (np.zeros(size, np.int32) for _ in range(4))
     active, keys = np.zeros(size, bool), np.zeros((size, 2), np.uint32)
@@ -22,12 +23,12 @@ def slot_state(jobs: Sequence[Job | None], *, min_stop_ids: int) -> Slots:
     stop_ids = np.full((size, max(min_stop_ids, 8 * -(-most // 8), 8)), -1, np.int32)
     rules = (np.ones(size, np.float32), np.zeros(size, np.int32), np.ones(size, np.float32), np.zeros(size, np.float32))
     for slot, job in enumerate(jobs):
-        if job is None:
+        if job is None or not job.ready:
             continue
-        draft, params, count = job.draft, job.draft.request.params, len(job.draft.ids)
-        tokens[slot] = draft.ids[-1] if count else 0
-        positions[slot] = len(draft.request.prompt_ids) + count - 1
-        remaining[slot], indices[slot] = draft.budget - count, count
+        draft, params = job.draft, job.draft.request.params
+        tokens[slot] = draft.ids[-1] if draft.ids else draft.request.prompt_ids[-1]
+        positions[slot] = job.target
+        remaining[slot], indices[slot] = draft.budget - len(draft.ids), len(draft.ids)
         active[slot], keys[slot] = True, job.key
         stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
         for column, value in zip(rules, (params.temperature, params.top_k, params.top_p, params.min_p), strict=True):
@@ -36,12 +37,37 @@ def slot_state(jobs: Sequence[Job | None], *, min_stop_ids: int) -> Slots:
     return Slots(*map(jnp.asarray, columns), rules=Rules(*map(jnp.asarray, rules)))
 
 
-def prompt_rows(plan: Prefill, *, num_rows: int, num_slots: int) -> tuple[Array, Array, Array]:
-    """prompts [R, P] padded right, lengths [R], and of each slot the row it starts from ([S], -1 for none)."""
-    prompts = np.zeros((num_rows, plan.length), np.int32)
-    lengths = np.zeros(num_rows, np.int32)
-    source = np.full(num_slots, -1, np.int32)
-    for row, (prompt, targets) in enumerate(zip(plan.prompts, plan.targets, strict=True)):
-        prompts[row, : len(prompt)], lengths[row] = prompt, len(prompt)
-        source[targets] = row
-    return jnp.asarray(prompts), jnp.asarray(lengths), jnp.asarray(source)
+def page_table(jobs: Sequence[Job | None], *, banks: int, pages: int) -> Table:
+    """Who owns which of the pool's pages. As wide as the longest needs, in powers of two."""
+    seats = len(jobs) // banks
+    longest = max((len(job.pages) for job in jobs if job is not None), default=1)
+    of_slots = np.full((len(jobs), max(2, 1 << (longest - 1).bit_length())), -1, np.int32)
+    owners, starts = np.full((banks, pages), -1, np.int32), np.zeros((banks, pages), np.int32)
+    for slot, job in enumerate(jobs):
+        if job is None or not job.ready:
+            continue
+        of_slots[slot, : len(job.pages)] = job.pages
+        owners[slot // seats, job.pages] = slot % seats
+        starts[slot // seats, job.pages] = PAGE * np.arange(len(job.pages))
+    return Table(*map(jnp.asarray, (of_slots, owners, starts)))
+
+
+def chunk_rows(
+    chunks: Sequence[Chunk], *, banks: int, seats: int, rows: int, context_pages: int, pages: int
+) -> tuple[Rows, list[tuple[int, int]]]:
+    """The arrays of one prefill, and in which bank and row each chunk stands. seats: slots of a bank; pages: of a bank."""
+    tokens = np.zeros((banks, rows, PAGE), np.int32)
+    starts, places = np.zeros((banks, rows), np.int32), np.full((banks, rows), pages, np.int32)
+    of_rows = np.full((banks, rows, context_pages), -1, np.int32)
+    where: list[tuple[int, int]] = []
+    used = [0] * banks
+    for job, index in chunks:
+        bank = job.slot // seats
+        row, used[bank] = used[bank], used[bank] + 1
+        where.append((bank, row))
+        ids = job.tokens[:-1][index * PAGE : (index + 1) * PAGE]
+        tokens[bank, row, : len(ids)] = ids
+        starts[bank, row], places[bank, row] = index * PAGE, job.pages[index]
+        of_rows[bank, row, : index + 1] = job.pages[: index + 1]
+    count = np.int32(max(index + 1 for _, index in chunks))
+    return Rows(*map(jnp.asarray, (tokens, starts, places, of_rows, count))), where

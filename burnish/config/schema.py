@@ -235,7 +235,7 @@ class RolloutConfig(Section):
     to the policy that the step began with, and `algorithm.importance` corrects for the older sampler."""
     kv_cache_bytes: Positive | None = None
     """Most bytes of keys and values on each device: of running requests, and, where these leave room, of prefixes kept for later. Where
-    running ones need more, the youngest waits on the host. Null: a whole context for every slot, so nobody ever waits."""
+    running ones need more, the youngest waits on the host. Null: whole contexts for all slots, and half as much for prefixes."""
     in_flight: Literal["finish", "recompute", "keep"] = "finish"
     """What becomes of running requests when weights change. `finish`: they end on the old ones, and the update waits. Else they go on under
     the new ones at once: `recompute` prefills again what they have so far; `keep` doesn't, so that their log-probs are those of no version,

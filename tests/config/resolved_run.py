@@ -177,7 +177,9 @@ def observe(options: Mapping[str, Any], base: Path) -> dict[str, Any]:
 def sampler(engine: Any) -> Any:
     """How the native engine is laid out; what another one says."""
     if isinstance(engine, NativeEngine):
-        return [jax.tree.map(jnp.shape, engine._cache), engine._prefill_rows, engine._decode_chunk, engine._max_kept, engine.lent]
+        memory, runner = engine._runner.memory, engine._runner
+        shapes = jax.tree.map(jnp.shape, memory.cache)
+        return [shapes, memory._budget, engine._scheduler.rows, runner._limits, engine._in_flight, engine.lent]
     return wait_for(engine.generate(Request((5,), SamplingParams(4)))).ids.tolist()
 
 

@@ -193,4 +193,4 @@ def test_the_cache_follows_the_tokens_in_use(make_engine: MakeEngine) -> None:
         outs = generate(engine, [request(max_tokens=max_tokens)] * count)
         assert [len(out.ids) for out in outs] == [max_tokens] * count
         pages.append(engine.stats().kv_bytes // page)
-    assert pages == [16 + 1, 16 + 1, 24 + 1, 32, 16 + 1], "the pool, and the prompt's page, which is kept while there is room"
+    assert pages == [n + 1 for n in (16, 16, 24, 32, 16)], "the pool, and the prompt's page, which is kept"

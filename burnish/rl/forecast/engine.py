@@ -32,7 +32,7 @@ def engine_programs(run: PlannedRun) -> RolePrograms:
     config = dataclasses.replace(whole, num_layers=1)
     spread = None if mesh is None else Spread.over(mesh, slots=rollout.slots)
     banks = 1 if spread is None else spread.banks
-    pages = _pool(run, spread)
+    pages, kept_pages = _pages(run, spread)
     params, cache = _weights(run, config), _cache(run, spread, banks, pages)
     place = None if spread is None else spread.slots
     state = slot_state([None] * rollout.slots, min_stop_ids=0)
@@ -46,7 +46,7 @@ def engine_programs(run: PlannedRun) -> RolePrograms:
     prompts = Rows(ints(banks, rows, PAGE), ints(banks, rows), ints(banks, rows), ints(banks, rows, longest), ints())
     options: dict[str, Any] = {"config": config, "precision": run.precision, "spread": spread}
     kept = rollout.max_kept if truncates(rollout.sampling) else 0
-    cache_bytes = whole.num_layers * bytes_on_a_device(cache)
+    cache_bytes = whole.num_layers * bytes_on_a_device(cache) * (pages + kept_pages) // pages
     programs = (
         measure("prefill", prefill, params, cache, prompts, **options).memory,
         measure("decode", decode, params, cache, slots, table, num_tokens=rollout.decode_chunk, max_kept=kept, **options).memory,
@@ -74,8 +74,8 @@ def _new_weights(run: PlannedRun) -> int:
     return bytes_on_a_device(weights(leaves, mesh, _operands(run))) + arriving
 
 
-def _pool(run: PlannedRun, spread: Spread | None) -> int:
-    """Pages of a bank, when all sequences are as long as they may be."""
+def _pages(run: PlannedRun, spread: Spread | None) -> tuple[int, int]:
+    """Pages of a bank when all sequences are as long as they may be, and those that are kept beside them."""
     slots, context = run.config.rollout.slots, run.context
     budget = budget_pages(
         run.models[Role.ROLLOUT],
@@ -85,7 +85,8 @@ def _pool(run: PlannedRun, spread: Spread | None) -> int:
         precision=run.precision,
         spread=spread,
     )
-    return pool_pages(slots=slots, context=context, budget=budget, spread=spread)
+    running = pool_pages(slots=slots, context=context, budget=budget, spread=spread)
+    return running, min(running, budget - running)
 
 
 def _cache(run: PlannedRun, spread: Spread | None, banks: int, pages: int) -> Cache:

@@ -46,11 +46,11 @@ class NativeEngine:
     decode_text: ids → text, for stop strings; called on the worker thread. context: the most tokens of prompt and completion together.
     slots: sequences that decode together. prefill_rows: pages of prompts in one prefill. decode_chunk: tokens between two looks at the
     queue. max_kept: the largest kept set of a truncated distribution. kv_cache_bytes: most bytes of keys and values on each device; None:
-    a whole context for every slot. in_flight: what becomes of running requests when weights change: they `finish` on the old ones and the
-    update waits; or go on under the new ones, what they have so far prefilled again (`recompute`) or left as it is (`keep`: no longer what
-    any one version would compute). mesh: weights are cut as a trainer's are (`models.sharding`), slots and heads spread (`cache.Spread`);
-    None: the first device. dispatch: held while a program is started, where other threads start programs on the same devices: all devices
-    must see them in one order.
+    whole contexts for all slots, and half as much for kept prefixes. in_flight: what becomes of running requests when weights change: they
+    `finish` on the old ones and the update waits; or go on under the new ones, what they have so far prefilled again (`recompute`) or left
+    as it is (`keep`: no longer what any one version would compute). mesh: weights are cut as a trainer's are (`models.sharding`), slots and
+    heads spread (`cache.Spread`); None: the first device. dispatch: held while a program is started, where other threads start programs on
+    the same devices: all devices must see them in one order.
 
     Between `begin_update` and its commit or abort new requests wait.
     """

@@ -24,13 +24,13 @@ from burnish.rollout.native.prefixes import Prefixes
 def budget_pages(
     config: ModelConfig, *, slots: int, context: int, num_bytes: int | None, precision: Precision, spread: Spread | None
 ) -> int:
-    """Pages of a bank, kept ones included, for so many bytes on each device; None: as many as full contexts in all slots would take.
+    """Pages of a bank, kept ones included, for so many bytes on each device; None: full contexts in all slots, and half as many kept.
 
     Raises UserError where one sequence of the whole context wouldn't fit.
     """
     whole = pages_for(context)
     if num_bytes is None:
-        return whole * slots // (1 if spread is None else spread.banks)
+        return whole * slots * 3 // (2 * (1 if spread is None else spread.banks))
     size = page_bytes(config, precision=precision, spread=spread)
     if num_bytes < whole * size:
         raise UserError(

@@ -78,6 +78,11 @@ class Family:
     classifier_stem: str | None = None
 
     @property
+    def fused(self) -> Mapping[str, tuple[str, ...]]:
+        """Tensors of a layer that hold several leaves, by name."""
+        return self.names.fused if self.names else {}
+
+    @property
     def classifier(self) -> str:
         """The same decoder with a score in place of the vocabulary's head."""
         return (self.classifier_stem or self.architecture.removesuffix("ForCausalLM")) + _CLASSIFIER
@@ -388,7 +393,7 @@ def tensor_names(config: ModelConfig) -> TensorName:
     family = FAMILIES[config.family]
     names = family.names or _Names()
     norms = _NORMS | dict(names.norms)
-    fused = {leaf: (tensor, leaves) for tensor, leaves in names.fused.items() for leaf in leaves}
+    fused = {leaf: (tensor, leaves) for tensor, leaves in family.fused.items() for leaf in leaves}
     rows = {"q": config.num_heads * config.head_dim, "gate": config.mlp_width, "up": config.mlp_width}
     rows |= dict.fromkeys(("k", "v"), config.num_kv_heads * config.head_dim)
 

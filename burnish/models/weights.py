@@ -163,6 +163,15 @@ def save_adapter(folder: str | Path, config: ModelConfig, adapter: Adapter, *, b
     _write_json(folder / "adapter_config.json", lora.write_adapter_config(adapter, base=base, **told))
 
 
+def copy_adapter(source: str | Path, target: str | Path, config: ModelConfig, *, base: str) -> None:
+    """The same adapter in another folder, under another name of its base. Raises as `load_adapter` does where it doesn't fit `config`."""
+    source, target = Path(source), Path(target)
+    load_adapter(source, config)
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / "adapter_model.safetensors", target / "adapter_model.safetensors")
+    _write_json(target / "adapter_config.json", _read_json(source / "adapter_config.json") | {"base_model_name_or_path": base})
+
+
 def _open_scalar(folder: Path, stack: ExitStack, *, zero_head: bool) -> tuple[ModelConfig, Any, tensors.TensorFiles]:
     """The architecture, the leaves that the folder fills (without the score, where it has none to give) and its files, checked."""
     path = folder / "config.json"

@@ -8,9 +8,9 @@ MODEL = smollm2-135m
 JOBS ?= 2
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates"
+FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3"
 
-.PHONY: venv quickstart static check test test-py312 test-templates learn parity soak mutants bench bench-peers docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 learn parity soak mutants bench bench-peers docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -66,6 +66,11 @@ parity: .venv-parity/installed
 	set -e; for program in tests/parity/regenerate_*.py; do .venv-parity/bin/python $$program; done
 	git diff --exit-code -- tests
 	.venv-parity/bin/python -m pytest -m parity --timeout 1200
+
+# Google's Gemma Terms of Use hold for the weights that this downloads (240 MB).
+test-gemma3: .venv-parity/installed
+	.venv-parity/bin/burnish fetch gemma3-270m
+	.venv-parity/bin/python -m pytest -m gemma3 --timeout 1200
 
 soak: venv
 	$(BIN)/python -m pytest -m soak --timeout 1200

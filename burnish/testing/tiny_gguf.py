@@ -1,4 +1,4 @@
-"""A GGUF file of a few kB, written from Hugging Face tensors as llama.cpp's converter would, to test reading one back."""
+"""GGUF files of a few kB, written from Hugging Face tensors as llama.cpp's converter would, to test reading one back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from burnish.models.gguf import hf_name
+from burnish.models.gguf import ARCHITECTURES, hf_name
 
 WIDTH, NUM_HEADS, NUM_KV_HEADS, MLP_WIDTH, NUM_LAYERS = 32, 4, 2, 64, 2
 TEXTS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "1", "2", "a", "b", "Ġ", "ab", "12"]
@@ -58,7 +58,7 @@ def write_gguf(path: Path, tensors: dict[str, np.ndarray], *, architecture: str 
     writer.add_pad_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_chat_template("{{ messages[0].content }}")
-    names = {hf_name(name): name for name in gguf_names()}
+    names = {hf_name(name, ARCHITECTURES["llama"]): name for name in gguf_names()}
     for name, values in tensors.items():
         heads = NUM_HEADS if "q_proj" in name else NUM_KV_HEADS if "k_proj" in name else 0
         stored = permute(values, heads) if heads else values
@@ -74,3 +74,46 @@ def gguf_names() -> list[str]:
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     layers = [f"blk.{layer}.{part}.weight" for layer in range(NUM_LAYERS) for part in parts]
     return [*layers, "token_embd.weight", "output_norm.weight"]
+
+
+GEMMA_PIECES = {"▁": -4.0, "a": -5.0, "b": -6.0, "c": -7.0, "ab": -1.0, "bc": -2.0, "▁a": -3.0, "abc": -8.0}
+"""Pieces and scores: a higher score merges first."""
+
+
+def write_gemma_gguf(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """A Gemma 3 file: norms with 1 added, rows of q and k as they are, a tokenizer of pieces without merges."""
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_block_count(NUM_LAYERS)
+    writer.add_context_length(256)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(MLP_WIDTH)
+    writer.add_head_count(NUM_HEADS)
+    writer.add_head_count_kv(NUM_KV_HEADS)
+    writer.add_key_length(WIDTH // 2)
+    writer.add_rope_freq_base(1e6)
+    writer.add_sliding_window(5)
+    writer.add_layer_norm_rms_eps(1e-6)
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*special, *GEMMA_PIECES])
+    writer.add_token_scores([-1000.0] * len(special) + list(GEMMA_PIECES.values()))
+    writer.add_token_types([gguf.TokenType.CONTROL] * len(special) + [gguf.TokenType.NORMAL] * len(GEMMA_PIECES))
+    for add, index in (
+        (writer.add_pad_token_id, 0),
+        (writer.add_eos_token_id, 1),
+        (writer.add_bos_token_id, 2),
+        (writer.add_unk_token_id, 3),
+    ):
+        add(index)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+    kind = ARCHITECTURES["gemma3"]
+    names = {f"blk.{layer}.{name}" for layer in range(NUM_LAYERS) for name in kind.tensors}
+    theirs = {hf_name(name, kind): name for name in (*names, "token_embd.weight", "output_norm.weight")}
+    for name, values in tensors.items():
+        writer.add_tensor(theirs[name], values + 1 if name.endswith("norm.weight") else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

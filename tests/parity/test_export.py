@@ -31,7 +31,7 @@ def make_run(name: str, folder: Path, options: LoraConfig) -> tuple[torch.nn.Mod
     theirs.save_pretrained(folder / "base")
     config, params = weights.load(folder / "base")
     fresh = init_adapter(config, options, jax.random.key(0), params)
-    adapter = Adapter(jax.tree.map(lambda leaf: leaf + 0.1, fresh.pairs), fresh.scale)
+    adapter = Adapter(jax.tree.map(lambda leaf: leaf + 0.03, fresh.pairs), fresh.scale)
     (folder / "run").mkdir()
     (folder / "run" / "status.json").write_text("{}")
     weights.save_adapter(folder / "run" / "adapter", config, adapter, base=str(folder / "base"), options=options)
@@ -56,9 +56,7 @@ def test_a_merged_export_has_the_logits_of_the_adapter_in_transformers(name: str
     np.testing.assert_allclose(logits_of(again.eval()), ours, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options", [LoraConfig(rank=4, alpha=8.0), LoraConfig(rank=4, alpha=8.0, rslora=True), LoraConfig(rank=4, dora=True)]
-)
+@pytest.mark.parametrize("options", [{}, {"rslora": True}, {"dora": True}], ids=str)
 def test_an_exported_adapter_has_the_same_logits_in_peft(options: dict[str, Any], tmp_path: Path) -> None:
     theirs, ours = make_run("gemma2", tmp_path, LoraConfig(rank=4, alpha=8.0, **options))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--adapter"]) == 0

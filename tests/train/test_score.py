@@ -223,3 +223,27 @@ def test_at_bf16_only_the_head_is_rounded_and_gradients_stay_near(case, train_he
     for one, other in list(zip(low_gradients, high_gradients, strict=True))[: 1 + train_head]:
         np.testing.assert_allclose(jnp.vdot(one, other), jnp.linalg.norm(one) * jnp.linalg.norm(other), rtol=1e-3)
         np.testing.assert_allclose(jnp.linalg.norm(one), jnp.linalg.norm(other), rtol=1e-2)
+
+
+def test_capped_logits_are_scored_and_differentiated_as_such(case: tuple[jax.Array, jax.Array, TokenBatch]) -> None:
+    """With the head trained or not: log-probs and gradients are those of cap · tanh(logits / cap), at the temperature."""
+    hidden, head, batch = case
+
+    def plainly(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        logits = 2.0 * jnp.tanh(hidden @ head.T / 2.0) / 0.7
+        rows = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), jnp.asarray(batch.columns)[..., None], axis=1)
+        picked = jnp.take_along_axis(rows, jnp.asarray(batch.target_ids)[..., None], axis=2)[..., 0]
+        return jnp.where(jnp.asarray(batch.mask), picked, 0.0)
+
+    def ours(hidden: jax.Array, head: jax.Array, *, train_head: bool) -> jax.Array:
+        return target_scores(hidden, head, batch, options=HeadOptions(chunk=4, train_head=train_head, logit_cap=2.0))[0]
+
+    wanted = jax.grad(lambda *a: jnp.sin(plainly(*a)).sum(), argnums=(0, 1))(hidden, head)
+    for train_head in (False, True):
+        np.testing.assert_allclose(ours(hidden, head, train_head=train_head), plainly(hidden, head), atol=1e-5)
+        scored = partial(ours, train_head=train_head)
+        got = jax.grad(lambda hidden, head, f=scored: jnp.sin(f(hidden, head)).sum(), argnums=(0, 1))(hidden, head)
+        np.testing.assert_allclose(got[0], wanted[0], atol=1e-5)
+        if train_head:
+            np.testing.assert_allclose(got[1], wanted[1], atol=1e-5)
+    assert np.abs(plainly(hidden, head) - target_scores(hidden, head, batch)[0]).max() > 0.1

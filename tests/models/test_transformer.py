@@ -88,3 +88,15 @@ def test_a_leaf_starts_the_same_whatever_the_others_sizes() -> None:
     small, large = init(CONFIG, jax.random.key(3)), init(replace(CONFIG, mlp_width=96), jax.random.key(3))
     np.testing.assert_array_equal(small["layers"]["q"], large["layers"]["q"])
     assert not np.array_equal(small["layers"]["q"][0], small["layers"]["q"][1])
+
+
+def test_layers_of_several_kinds_are_one_program_whatever_their_number() -> None:
+    """Gemma 3's windows and two RoPEs are scanned inputs: 12 layers trace to as many operations as 2, gradient included."""
+
+    def operations(num_layers: int) -> int:
+        config = tiny_config("gemma3_text", num_layers=num_layers)
+        shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+        run = jax.grad(lambda params: jnp.sin(forward(config, params, TOKENS, TOKENS, RULE)).mean())
+        return str(jax.make_jaxpr(run)(shapes)).count(" = ")
+
+    assert operations(12) == operations(2)

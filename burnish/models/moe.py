@@ -17,11 +17,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from burnish.models.attention import KEPT
 from burnish.models.config import MoeConfig, Precision
 from burnish.models.quant import dense
+
+
+class Load(NamedTuple):
+    """What routers did with some tokens; adds up over micro-batches. counts: how many of the tokens' choices fell on each expert; probs:
+    the sums of its probabilities; tokens: how many there were."""
+
+    counts: Float[Array, "*L E"]
+    probs: Float[Array, "*L E"]
+    tokens: Float[Array, "*L"]
 
 
 class Routing(NamedTuple):
@@ -40,6 +49,13 @@ def route(moe: MoeConfig, x: Float[Array, "n D"], router: Float[Array, "D E"]) -
     if moe.normalised:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return Routing(experts, weights, probs)
+
+
+def load_of(routing: Routing, real: Bool[Array, " n"]) -> Load:
+    """Of one layer; tokens that aren't real (padding) count for nothing."""
+    chosen = jax.nn.one_hot(routing.experts, routing.probs.shape[-1]).sum(axis=1)
+    counts, probs = (jnp.sum(jnp.where(real[:, None], x, 0.0), axis=0) for x in (chosen, routing.probs))
+    return Load(jax.lax.stop_gradient(counts), probs, jnp.sum(real, dtype=jnp.float32))
 
 
 def expert_mlp(

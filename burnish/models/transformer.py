@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision
-from burnish.models.moe import expert_mlp
+from burnish.models.moe import Load, Routing, expert_mlp, load_of
 from burnish.models.quant import dense
 from burnish.models.rope import Angles, rope_angles, rotate
 from burnish.models.rows import keep_rows
@@ -334,11 +334,13 @@ def block(
     adapter: Adapter | None = None,
     precision: Precision = "f32",
     mlp_parts: int = 1,
+    routed: Callable[[Routing], None] | None = None,
 ) -> tuple[Float[Array, "*n D"], Any]:
     """One layer on the float32 residual stream; returns it and what `attend` kept. `layer`, `traits` and `adapter.pairs` are one layer's
     slice.
 
-    mlp_parts: over how many parts of the tokens the MLP goes, one after another, keeping nothing inside for a backward pass.
+    mlp_parts: over how many parts of the tokens the MLP goes, one after another, keeping nothing inside for a backward pass. routed: is
+    shown where the tokens go, in a layer with experts that isn't in parts.
     """
     linear = partial(project, layer=layer, adapter=adapter, precision=precision)
 
@@ -367,7 +369,10 @@ def block(
         linear = partial(project, layer=layer, adapter=own, precision=precision)
         inner = norm("mlp_norm", x)
         if config.moe is not None:
-            return norm("mlp_out_norm", expert_mlp(config.moe, layer, inner, partial(activated, config), precision)[0])
+            out, routing = expert_mlp(config.moe, layer, inner, partial(activated, config), precision)
+            if routed is not None:
+                routed(routing)
+            return norm("mlp_out_norm", out)
         gate, up = checkpoint_name(linear("gate", x=inner), KEPT), checkpoint_name(linear("up", x=inner), KEPT)
         return norm("mlp_out_norm", linear("down", x=activated(config, gate) * up))
 
@@ -453,6 +458,35 @@ def forward(
         body = jax.checkpoint(lambda x, layer: (run(x, layer[0], layer[1], context), None), policy=policy, prevent_cse=False)
         x, _ = jax.lax.scan(body, x, (layers, traits))
     return normed(config, x, params["final_norm"])
+
+
+def expert_load(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    visibility: Visibility,
+    *,
+    precision: Precision = "f32",
+) -> Load:
+    """What the routers of all layers do with a batch's tokens, padding left out; differentiable. Raises ValueError without experts."""
+    if config.moe is None:
+        raise ValueError(f"a model of the {config.family} family has no experts whose load could be counted")
+    angles, real = rope_angles(config, positions), visibility.segments.reshape(-1) != 0
+
+    def body(x: Array, weights: tuple[Params, LayerTraits | None]) -> tuple[Array, Load]:
+        layer, traits = weights
+        seen: list[Routing] = []
+
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+            own = own_attention(config, traits)
+            return attention(q, k, v, visibility, precision=precision, positions=positions, **own), None
+
+        x = block(config, layer, keep_rows(x), angles, attend, traits=traits, precision=precision, routed=seen.append)[0]
+        return x, load_of(seen[0], real)
+
+    start = embed(config, params["embed"], tokens)
+    return jax.lax.scan(jax.checkpoint(body, prevent_cse=False), start, (params["layers"], layer_traits(config)))[1]
 
 
 Run = Callable[[Array, Any, Any, Any], Array]

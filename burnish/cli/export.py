@@ -33,42 +33,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace) -> str:
+    """Needs no tokenizer and no chat template: a base model can be exported too."""
     import jax
 
-    from burnish.cli.result import load_result
+    from burnish.cli.result import find_result
     from burnish.models import families, weights
-    from burnish.text.tokenizer import read_json
-
-    classifier = _classifier(args.source)
-    if classifier is not None:
-        config, params = weights.load_scalar(classifier)
-        dtype = args.dtype or families.stored_dtype(read_json(classifier / "config.json"))
-        weights.save_scalar(args.out, config, params, like=classifier, dtype=dtype)
-    else:
-        model = load_result(args.source)
-        config, params = model.config, model.params
-        dtype = args.dtype or families.stored_dtype(read_json(model.folder / "config.json"))
-        weights.save(args.out, config, params, like=model.folder, dtype=dtype)
-    size, count = sum(file.stat().st_size for file in args.out.glob("*.safetensors")), sum(x.size for x in jax.tree.leaves(params))
-    kind = "sequence classifier" if classifier is not None else "language model"
-    return f"{args.out} is a {kind} of the {config.family} family: {count:,} weights, {dtype}, {size / 1e6:,.1f} MB"
-
-
-def _classifier(source: str) -> Path | None:
-    """The folder of a sequence classifier, where the source is one or a run that made one."""
-    from burnish.cli.result import is_run
-    from burnish.models.families import is_classifier
     from burnish.models.locate import locate
+    from burnish.models.lora import merge
     from burnish.text.tokenizer import read_json
 
-    run = Path(source)
-    if not is_run(run):
-        folder = locate(source)
-    elif (run / "model").is_dir():
-        folder = run / "model"
+    path, adapter = find_result(args.source)
+    folder = locate(str(path))
+    raw = read_json(folder / "config.json")
+    dtype, scored = args.dtype or families.stored_dtype(raw), families.is_classifier(raw)
+    if scored:
+        config, params = weights.load_scalar(folder)
+        weights.save_scalar(args.out, config, params, like=folder, dtype=dtype)
     else:
-        return None
-    return folder if is_classifier(read_json(folder / "config.json")) else None
+        config, params = weights.load(folder)
+        params = params if adapter is None else merge(params, weights.load_adapter(adapter, config))
+        weights.save(args.out, config, params, like=folder, dtype=dtype)
+    size, count = sum(file.stat().st_size for file in args.out.glob("*.safetensors")), sum(x.size for x in jax.tree.leaves(params))
+    kind = "sequence classifier" if scored else "language model"
+    return f"{args.out} is a {kind} of the {config.family} family: {count:,} weights, {dtype}, {size / 1e6:,.1f} MB"
 
 
 def _adapter(args: argparse.Namespace) -> str:

@@ -1,6 +1,6 @@
 """A trained model from where people look for it: a run's folder, a model folder, a fetched name.
 
-Owns only this lookup; `eval` and `chat` call it.
+Owns only this lookup; `eval`, `chat` and `export` call it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,25 @@ from burnish.models.weights import load_adapter
 
 def load_result(path: str | Path, *, template_kwargs: Mapping[str, Any] | None = None, mesh: Mesh | None = None) -> Model:
     """The model that `path` means; of a run's folder what the run made: `model/`, or `adapter/` merged into its base."""
+    model, adapter = find_result(path)
+    base = Model.load(model, template_kwargs=template_kwargs, mesh=mesh)
+    if adapter is None:
+        return base
+    return dataclasses.replace(base, params=merge(base.params, load_adapter(adapter, base.config, mesh=mesh)))
+
+
+def find_result(path: str | Path) -> tuple[str | Path, Path | None]:
+    """Where a model is, as `locate` takes it, and the folder of the adapter that belongs into it, if one does. Raises UserError for a run
+    that has made neither."""
     folder = Path(path)
     if (folder / "model").is_dir():
-        return Model.load(folder / "model", template_kwargs=template_kwargs, mesh=mesh)
+        return folder / "model", None
     if (folder / "adapter").is_dir():
         described = json.loads((folder / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
-        base = Model.load(described["base_model_name_or_path"], template_kwargs=template_kwargs, mesh=mesh)
-        return dataclasses.replace(base, params=merge(base.params, load_adapter(folder / "adapter", base.config, mesh=mesh)))
+        return described["base_model_name_or_path"], folder / "adapter"
     if is_run(folder):
         raise UserError(f"the run in {folder} has no adapter/ or model/ yet: it hasn't finished; its status.json says how it stands")
-    return Model.load(path, template_kwargs=template_kwargs, mesh=mesh)
+    return path, None
 
 
 def is_run(folder: Path) -> bool:

@@ -226,8 +226,8 @@ def _repeats_embedding(config: ModelConfig, name: str, files: tensors.TensorFile
 
 
 def _copy_text_files(source: Path, target: Path) -> dict[str, Any]:
-    """Copy what belongs to the tokenizer; returns the keys about special tokens that stand in the source's `config.json`."""
-    for name in _TEXT_FILES:
+    """Copy what belongs to the tokenizer, and the licence; returns the keys of special tokens that stand in the source's `config.json`."""
+    for name in (*_TEXT_FILES, *(path.name for path in source.glob("LICENSE*"))):
         if (source / name).is_file() and source.resolve() != target.resolve():
             shutil.copyfile(source / name, target / name)
     config = source / "config.json"

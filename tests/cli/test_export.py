@@ -70,13 +70,17 @@ def test_a_model_keeps_its_dtype_unless_another_is_asked_for(tmp_path: Path) -> 
     for dtype, options in (("bfloat16", []), ("float32", ["--dtype", "float32"])):
         assert main(["export", str(tmp_path / "model"), str(tmp_path / dtype), *options]) == 0
         assert json.loads((tmp_path / dtype / "config.json").read_text())["dtype"] == dtype
+        assert (tmp_path / dtype / "LICENSE.html").read_text() == "terms", "it travels with the weights"
         stored = weights.load(tmp_path / dtype, dtype=None)[1]
         assert stored["embed"].dtype == dtype
         np.testing.assert_array_equal(stored["embed"].astype(jnp.float32), params["embed"].astype(jnp.float32))
 
 
 def make_params(folder: Path, config: ModelConfig, *, dtype: str) -> Params:
+    """Of a base model, which has no chat template."""
     config = write_tiny_model(folder, config=config)
+    (folder / "tokenizer_config.json").unlink()  # where it would stand
+    (folder / "LICENSE.html").write_text("terms")
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), weights.load(folder)[1])
     weights.save(folder, config, params, like=folder)
     return params
@@ -84,6 +88,7 @@ def make_params(folder: Path, config: ModelConfig, *, dtype: str) -> Params:
 
 def test_a_sequence_classifier_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_model(tmp_path / "scores", classifier=True)
+    (tmp_path / "scores" / "tokenizer.json").unlink()  # nothing about texts is needed, nor a chat template: base models have none
     assert main(["export", str(tmp_path / "scores"), str(tmp_path / "out")]) == 0
     assert "sequence classifier" in capsys.readouterr().out
     (_, before), (_, after) = weights.load_scalar(tmp_path / "scores"), weights.load_scalar(tmp_path / "out")

@@ -84,7 +84,7 @@ def test_an_agent_looks_edits_runs_and_is_judged_by_hidden_tests(codec: Codec) -
     ],
 )
 def test_only_a_mended_fault_is_paid(edits: list[tuple[str, str, str]], reward: float) -> None:
-    env = Repository(task(), seconds=2.0)
+    env = Repository(task(), seconds=4.0)
     for path, old, new in edits:
         if path:
             env.edit(path, old, new)

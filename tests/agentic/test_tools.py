@@ -333,7 +333,7 @@ def test_an_agent_without_tools_is_the_environments_error(codec: Codec) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 def test_python_runs_in_the_sandbox_and_says_what_it_printed(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "secret")
-    tool = Python(seconds=1.0)
+    tool = Python(seconds=3.0)
     assert Tool.of("python", tool).schema["function"]["parameters"]["required"] == ["code"]
     assert run(tool, {"code": "print(6 * 7)"}, pool=pool) == "42\n"
     told = run(tool, {"code": "import os\nprint(os.environ.get('CANARY'), os.path.exists('/proc'))\n1/0"}, pool=pool, max_characters=900)

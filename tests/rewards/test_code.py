@@ -100,14 +100,14 @@ def test_a_program_cant_answer_for_its_tests() -> None:
 def test_r46_poison_then_honest() -> None:
     """B135, B139: the poisoned sample changes nothing for those after it, in one call and in the next."""
     poison = "import os, sys, builtins\nopen('/tmp/x', 'w').write('x')\nbuiltins.sum = None\nos.kill(os.getppid(), 9)\nwhile True: pass"
-    kwargs: dict[str, Any] = {"seconds": 1.0}
+    kwargs: dict[str, Any] = {"seconds": 3.0}
     assert unit_tests([ADD, poison, ADD], [TESTS] * 3, **kwargs) == [1.0, 0.0, 1.0]
     assert unit_tests([ADD] * 2, [TESTS] * 2, **kwargs) == [1.0, 1.0]
 
 
 def test_a_test_that_hangs_costs_itself_and_those_after_it() -> None:
     program = "def f(x):\n    while x == 2: pass\n    return x"
-    assert graded(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3", partial=True, seconds=1.0) == 1 / 3
+    assert graded(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3", partial=True, seconds=3.0) == 1 / 3
 
 
 @pytest.mark.parametrize("test", [7, {"stdin": ""}, "assert ("])

@@ -49,14 +49,18 @@ def random_adapter(config: ModelConfig = CONFIG, seed: int = 1) -> transformer.A
 
 
 def forward_logits(
-    params: transformer.Params, ids: Sequence[int], adapter: transformer.Adapter | None = None, config: ModelConfig = CONFIG
+    params: transformer.Params,
+    ids: Sequence[int],
+    adapter: transformer.Adapter | None = None,
+    config: ModelConfig = CONFIG,
+    length: int = 128,
 ) -> np.ndarray:
     """[T, V] logits of one sequence by the full forward pass, without a cache. Padded to one length so that it compiles once."""
-    tokens = np.zeros((1, 128), np.int32)
+    tokens = np.zeros((1, length), np.int32)
     tokens[0, : len(ids)] = ids
-    segments = jnp.asarray((np.arange(128) < len(ids))[None].astype(np.int32))
+    segments = jnp.asarray((np.arange(length) < len(ids))[None].astype(np.int32))
     visibility = Visibility(segments, jnp.zeros_like(segments))
-    hidden = transformer.forward(config, params, jnp.asarray(tokens), jnp.arange(128)[None], visibility, adapter=adapter)
+    hidden = transformer.forward(config, params, jnp.asarray(tokens), jnp.arange(length)[None], visibility, adapter=adapter)
     return np.asarray(hidden[0] @ transformer.head_matrix(config, params).T)[: len(ids)]
 
 

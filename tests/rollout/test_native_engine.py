@@ -1,12 +1,15 @@
 """The native engine samples what the model says: ids and log-probs against the full forward pass, and stop reasons."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from burnish.models import transformer
+from burnish.models.config import LayerKind
 from burnish.types import Request, SamplingParams, StopReason
 from tests.rollout.conftest import MakeEngine
-from tests.rollout.reference import forward_logits, generate, log_softmax, random_adapter, request
+from tests.rollout.reference import CONFIG, forward_logits, generate, log_softmax, random_adapter, random_params, request
 
 pytestmark = pytest.mark.optimised  # same ids and log-probs, bit for bit
 
@@ -194,3 +197,12 @@ def test_the_cache_follows_the_tokens_in_use(make_engine: MakeEngine) -> None:
         assert [len(out.ids) for out in outs] == [max_tokens] * count
         pages.append(engine.stats().kv_bytes // page)
     assert pages == [n + 1 for n in (16, 16, 24, 32, 16)], "the pool, and the prompt's page, which is kept"
+
+
+def test_windows_and_caps_are_those_of_the_full_forward_pass(make_engine: MakeEngine) -> None:
+    """Every other layer sees 70 positions, over borders of pages; scores are capped."""
+    config = dataclasses.replace(CONFIG, layer_kinds=(LayerKind(window=70), LayerKind()), attention_cap=5.0)
+    weights, prompt = random_params(config), tuple(range(90)) * 2
+    (out,) = generate(make_engine(weights, config, context=256), [request(prompt, max_tokens=12)])
+    logits = forward_logits(weights, [*prompt, *out.ids], config=config, length=256)[len(prompt) - 1 : -1]
+    np.testing.assert_allclose(out.logps, log_softmax(logits)[np.arange(12), out.ids], atol=1e-4)

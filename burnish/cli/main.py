@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import chat, check, config, dpo, eval, export, fetch, launch, play, rewards, sft, train
+from burnish.cli import chat, check, config, dpo, eval, export, fetch, launch, play, rewards, serve, sft, train
 from burnish.config.errors import BurnishError
 from burnish.config.secrets import scrub
 
@@ -31,6 +31,7 @@ COMMANDS = {
     "rewards": rewards,
     "play": play,
     "export": export,
+    "serve": serve,
     "config": config,
 }
 """Each command's module, in the order of the help; `add_parser` adds the parser of that name."""

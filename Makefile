@@ -11,6 +11,9 @@ JOBS ?= 2
 FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3"
 
 .PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 learn parity soak mutants bench bench-peers docs-slow constraints
+FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not vllm"
+
+.PHONY: venv quickstart static check test test-py312 test-templates test-vllm learn parity soak mutants bench bench-peers docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -53,6 +56,17 @@ test: static
 test-templates: venv .templates/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[templates]"
 	$(BIN)/python -m pytest -m templates -rP
+
+# vLLM wants an environment of its own; what torch brings for images and sound breaks its CPU build.
+.venv-vllm/installed: tests/vllm/requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -r tests/vllm/requirements.txt
+	.venv-vllm/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: venv .venv-vllm/installed
+	$(BIN)/burnish fetch $(MODEL)
+	BURNISH_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -m vllm --timeout 7200 -rP
 
 test-py312: .venv312/installed
 	.venv312/bin/python -m pytest -n $(JOBS) --dist loadfile $(FAST)

@@ -103,7 +103,7 @@ class RLCluster:
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
         given = engine if engine is not None else engine_maker(rollout)
         if given is not None and not isinstance(given, Engine):
-            _refuse_devices(rollout, cluster)
+            _check_apart(rollout, cluster, lora)
         lent = rollout.weights == "lent" and given is None
         brought = None if given is None else place_of(given.mesh if isinstance(given, Engine) else None)
         placed = _placer(cluster, architecture, lora, self.precision, critic, reward_model, teacher, lent=lent, brought=brought)
@@ -487,8 +487,13 @@ def longest_sequence(rollout: RolloutConfig, model: ModelConfig) -> int:
     return min(rollout.longest_sequence, model.max_positions)
 
 
-def _refuse_devices(rollout: RolloutConfig, cluster: ClusterConfig) -> None:
-    """An engine in another process isn't placed, and is one run's."""
+def _check_apart(rollout: RolloutConfig, cluster: ClusterConfig, lora: LoraConfig | None) -> None:
+    """An engine that isn't on this run's devices isn't placed, is one run's, and has the base as its folder says it."""
+    if lora is not None and lora.quantize is not None:
+        raise UserError(
+            f"model.lora.quantize is {lora.quantize}, but the engine `{rollout.engine}` samples from the base as it is stored, which is another "
+            "policy: leave it out, or use the native engine"
+        )
     if cluster.rollout is not None:
         raise UserError(f"cluster.rollout gives devices to the engine, but the engine `{rollout.engine}` has its own: leave it out")
     if cluster.distributed is not None:

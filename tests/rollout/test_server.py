@@ -371,7 +371,7 @@ def test_the_command_serves_a_model_and_writes_down_its_sessions(tmp_path: Path)
         assert server.wait(20) == 0
     finally:
         server.kill()
-        server.wait()
+        server.communicate()
     (line,) = (tmp_path / "sessions.jsonl").read_text().splitlines()
     episode = json.loads(line)
     sampled = [index for index, drawn in zip(episode["ids"], episode["sampled"], strict=True) if drawn]

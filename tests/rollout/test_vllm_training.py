@@ -95,5 +95,7 @@ def test_what_an_engine_in_another_process_cannot_do_is_refused(model: Model) ->
         RolloutConfig(engine="vllm", weights="lent")
     with pytest.raises(UserError, match="cluster.rollout gives devices to the engine, but the engine `vllm` has its own"):
         make_learner(model, rollout={"engine": "vllm"}, cluster={"rollout": {"devices": 2}})
+    with pytest.raises(UserError, match="model.lora.quantize is int8, but the engine `vllm` samples from the base as it is stored"):
+        make_learner(model, rollout={"engine": "vllm"}, lora=LoraConfig(rank=2, quantize="int8"))
     with pytest.raises(UserError, match="there is no engine `./nowhere.py:Engine`|there is no file ./nowhere.py"):
         RLCluster(model, rollout=RolloutConfig(engine="./nowhere.py:Engine"))

@@ -491,8 +491,8 @@ def _check_apart(rollout: RolloutConfig, cluster: ClusterConfig, lora: LoraConfi
     """An engine that isn't on this run's devices isn't placed, is one run's, and has the base as its folder says it."""
     if lora is not None and lora.quantize is not None:
         raise UserError(
-            f"model.lora.quantize is {lora.quantize}, but the engine `{rollout.engine}` samples from the base as it is stored, which is another "
-            "policy: leave it out, or use the native engine"
+            f"model.lora.quantize is {lora.quantize}, but the engine `{rollout.engine}` samples from the base as it is stored, which is "
+            "another policy: leave it out, or use the native engine"
         )
     if cluster.rollout is not None:
         raise UserError(f"cluster.rollout gives devices to the engine, but the engine `{rollout.engine}` has its own: leave it out")

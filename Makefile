@@ -8,12 +8,9 @@ MODEL = smollm2-135m
 JOBS ?= 2
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3"
+FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3 and not vllm"
 
-.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 learn parity soak mutants bench bench-peers docs-slow constraints
-FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not vllm"
-
-.PHONY: venv quickstart static check test test-py312 test-templates test-vllm learn parity soak mutants bench bench-peers docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm learn parity soak mutants bench bench-peers docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt

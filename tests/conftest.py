@@ -28,8 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
-OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak", "gemma3")
-OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak", "vllm")
+OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak", "gemma3", "vllm")
 """Markers of tests whose programs are compiled as users' are. The others skip LLVM's expensive passes, which models this small
 don't repay; XLA's own passes, which decide what is computed, are the same."""
 

@@ -56,7 +56,7 @@ class _Session(BaseTaskEnv):
         self.num_prompt_tokens = 0
         self.said: list[_Said] = []
         self.used = time.monotonic()
-        self.episode: asyncio.Task[Trajectory] | None = None
+        self.playing: asyncio.Task[Trajectory] | None = None
         self.rewards: Mapping[str, float | None] = {}
 
     async def _initial_observation(self) -> list[Message]:
@@ -231,19 +231,19 @@ class Sessions:
         session, number = _Session(name, self.parser), zlib.crc32(name.encode())
         engine = _AsAsked(self.context.engine, session, fixed=self.fixed)
         collector = TrajectoryCollectEngine(replace(self.context, engine=engine), params=self.params, seed_path=(self.seed, number))
-        session.episode = asyncio.create_task(collector.collect(_Api(session), session, group=(0, number), sample=0))
+        session.playing = asyncio.create_task(collector.collect(_Api(session), session, group=(0, number), sample=0))
         return session
 
     def _drop_idle(self) -> None:
         now = time.monotonic()
         for name in [name for name, session in self._open.items() if now - session.used > self.idle_s]:
-            episode = self._open.pop(name).episode
+            episode = self._open.pop(name).playing
             assert episode is not None
             episode.cancel()
 
     async def _ask(self, session: _Session, turn: Turn) -> Reply:
         asked = _Asked(turn, asyncio.get_running_loop().create_future())
-        episode = session.episode
+        episode = session.playing
         assert episode is not None
         session.inbox.put_nowait(asked)
         await asyncio.wait({asked.reply, episode}, return_when=asyncio.FIRST_COMPLETED)
@@ -257,9 +257,9 @@ class Sessions:
         if session not in self._open:
             raise CannotAnswer(f"there is no open session {session}", 404)
         found = self._open.pop(session)
-        assert found.episode is not None
+        assert found.playing is not None
         found.inbox.put_nowait(_Finish(rewards))
-        trajectory = await found.episode
+        trajectory = await found.playing
         given = [value for value in rewards.values() if value is not None]
         trajectory.rewards, trajectory.reward = dict(rewards), float(sum(given)) if given else None
         self.on_end(trajectory)
@@ -276,7 +276,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Give up what is open."""
-        tasks = [session.episode for session in self._open.values() if session.episode is not None]
+        tasks = [session.playing for session in self._open.values() if session.playing is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

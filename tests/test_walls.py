@@ -30,7 +30,14 @@ LAYERS = [
     ]
     + ["burnish.rollout.remote", "burnish.rollout.setup", "burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"]
-    + ["burnish.observe.trace_writer", "burnish.observe.trace_reader", "burnish.observe.bottlenecks", "burnish.observe.health"]
+    + [
+        "burnish.observe.trace_writer",
+        "burnish.observe.trace_reader",
+        "burnish.observe.run_files",
+        "burnish.observe.panel",
+        "burnish.observe.bottlenecks",
+        "burnish.observe.health",
+    ]
     + ["burnish.observe.report", "burnish.observe.trackers"],
     ["burnish.agentic", "burnish.rl.evaluation", "burnish.rl.fleet"],
     # with jax
@@ -62,6 +69,7 @@ LAYERS = [
         "burnish.rl.reference",
         "burnish.rl.scoring",
         "burnish.rl.sites",
+        "burnish.rl.speed",
         "burnish.rl.vocabulary",
         "burnish.train.trainers",
         "burnish.testing",

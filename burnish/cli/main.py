@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import chat, check, config, dpo, eval, export, fetch, launch, play, rewards, serve, sft, train
+from burnish.cli import chat, check, config, dpo, eval, export, fetch, launch, play, report, rewards, serve, sft, trace, train, watch
 from burnish.config.errors import BurnishError
 from burnish.config.secrets import scrub
 
@@ -27,6 +27,9 @@ COMMANDS = {
     "dpo": dpo,
     "launch": launch,
     "eval": eval,
+    "trace": trace,
+    "watch": watch,
+    "report": report,
     "chat": chat,
     "rewards": rewards,
     "play": play,

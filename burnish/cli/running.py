@@ -6,6 +6,7 @@ told is each command's.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from argparse import Namespace
@@ -20,10 +21,13 @@ from burnish.cli.options import AnyConfig
 from burnish.cli.resume import check_same_run, is_complete
 from burnish.cli.signals import EXIT_CODES, Stopping, stopping_on_signals
 from burnish.config.loader import Resolved, dump_config
+from burnish.config.secrets import scrub
 from burnish.observe.display import ProgressSink
+from burnish.observe.health import HealthSink
 from burnish.observe.run_folder import CHECKPOINTS, RunFolder
 from burnish.observe.sinks import JsonlSink, Sink
 from burnish.observe.trace_writer import TraceWriter
+from burnish.observe.trackers import make_tracker
 from burnish.observe.transcripts import TranscriptSink
 from burnish.rl.fleet import ALONE, Fleet, digest, leaders, require_same
 from burnish.rollout.engine import wait_for
@@ -64,16 +68,18 @@ def run_in_folder(
     *,
     step: int | None,
     build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]],
-    transcripts: bool = False,
+    transcript_tokens: int | None = None,
     sample_every: int = 1,
     fleet: Fleet = ALONE,
 ) -> int:
     """Build a learner and run it in the folder that `resolved` names; returns the exit code.
 
     step: the one to go on from, None for the newest, if `args.resume` asks for it. build: gets what makes the sinks, to be called once all
-    that can be wrong before loading weights was checked. fleet: the processes of the run; the folder and what is printed are the first's.
+    that can be wrong before loading weights was checked. transcript_tokens: of an episode, written one by one; None writes no episodes.
+    fleet: the processes of the run; the folder and what is printed are the first's.
     """
-    run = _Run(resolved, step=step, resuming=args.resume is not None, transcripts=transcripts, sample_every=sample_every, fleet=fleet)
+    shown: dict[str, Any] = {"transcript_tokens": transcript_tokens, "sample_every": sample_every}
+    run = _Run(resolved, step=step, resuming=args.resume is not None, **shown, fleet=fleet)
     try:
         with stopping_on_signals(run.fail) as stopping:
             return run.go(build, stopping) if run.has_work() else 0
@@ -87,14 +93,21 @@ def run_in_folder(
 
 class _Run(Generic[AnyConfig]):
     def __init__(
-        self, resolved: Resolved[AnyConfig], *, step: int | None, resuming: bool, transcripts: bool, sample_every: int, fleet: Fleet
+        self,
+        resolved: Resolved[AnyConfig],
+        *,
+        step: int | None,
+        resuming: bool,
+        transcript_tokens: int | None,
+        sample_every: int,
+        fleet: Fleet,
     ) -> None:
         self._config, self._kept = resolved.config, anchored(resolved)
         self._step, self._resuming = step, resuming
-        self._transcripts, self._sample_every, self._fleet = transcripts, sample_every, fleet
+        self._transcript_tokens, self._sample_every, self._fleet = transcript_tokens, sample_every, fleet
         self._path = Path(self._config.run.folder) / self._config.run.name
         self._folder: RunFolder | None = None
-        self._written: list[JsonlSink | TranscriptSink] = []
+        self._written: list[JsonlSink | HealthSink | TranscriptSink] = []
         self._saver: Saver | None = None
         fleet.on_leaving(self.fail)
 
@@ -152,10 +165,15 @@ class _Run(Generic[AnyConfig]):
             return []
         folder = self._folder = RunFolder(config.run.folder, config.run.name, resume=self._resuming)
         self._saver = Saver(folder.checkpoints_path, config.checkpoint, fleet=self._fleet)
-        lines, texts = JsonlSink(folder), [TranscriptSink(folder)] if self._transcripts else []
-        self._written = [lines, *texts]
-        traces = [TraceWriter(folder.trace_path, most_bytes=config.observe.trace_mib * 2**20)] if config.observe.trace_mib else []
-        return [lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *traces]
+        most = self._transcript_tokens
+        lines, texts = [JsonlSink(folder), HealthSink(folder)], [] if most is None else [TranscriptSink(folder, max_tokens=most)]
+        self._written = [*lines, *texts]
+        others: list[Sink] = (
+            [TraceWriter(folder.trace_path, most_bytes=config.observe.trace_mib * 2**20)] if config.observe.trace_mib else []
+        )
+        options = json.loads(scrub(json.dumps(self._kept.config.model_dump(mode="json"))))
+        others += [make_tracker(kind, folder.path, config=options) for kind in config.observe.trackers]
+        return [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *others]
 
     def _go_on(self, learner: Learner[Any], saver: Saver) -> None:
         start = learner.resume(saver.folder, self._step)

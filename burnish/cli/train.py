@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         return learner, functools.partial(_finish, learner)
 
     observe = resolved.config.observe
-    shown: dict[str, Any] = {"transcripts": observe.transcripts, "sample_every": observe.sample_every}
+    tokens = observe.transcript_tokens if observe.transcripts else None
+    shown: dict[str, Any] = {"transcript_tokens": tokens, "sample_every": observe.sample_every}
     with joined(resolved.config.cluster.distributed) as fleet:
         return run_in_folder(args, resolved, step=step, build=build, **shown, fleet=fleet)
 

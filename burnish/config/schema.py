@@ -464,11 +464,16 @@ class ObserveSection(Section):
     """Show one sampled completion with its reward every so many steps."""
     transcripts: bool = True
     """Write every episode of a step to `transcripts/step_N.jsonl`."""
+    transcript_tokens: Annotated[int, Field(ge=0)] = 1024
+    """Sampled tokens of an episode that are written one by one, with log-probs and advantages, for the report to colour; 0: none."""
     progress: bool = True
     """Draw the progress display when the output is a terminal; otherwise print one line a step."""
     trace_mib: Annotated[int, Field(ge=0)] = 48
     """Most that `trace.pftrace`, the timeline of the run, may take on disk, in MiB: past half of it the older part gives way. 0 writes
     none."""
+    trackers: Many[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = ()
+    """Where metrics go too; each needs its package. Projects, servers and offline modes are set by the trackers' own environment variables.
+    One that fails or hangs doesn't hold up the run."""
 
 
 class RunSection(Section):

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.preference import AnyPreferenceConfig, SigmoidConfig
 from burnish.config.schema import CheckpointSection, Config, DataSection, MeshSpec, ModelSection, RunSection
-from burnish.config.section import Positive, Section
+from burnish.config.section import Many, Positive, Section
 
 
 class RowsTrainingConfig(Section):
@@ -81,6 +81,9 @@ class ProgressSection(Section):
     trace_mib: Annotated[int, Field(ge=0)] = 48
     """Most that `trace.pftrace`, the timeline of the run, may take on disk, in MiB: past half of it the older part gives way. 0 writes
     none."""
+    trackers: Many[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = ()
+    """Where metrics go too; each needs its package. Projects, servers and offline modes are set by the trackers' own environment variables.
+    One that fails or hangs doesn't hold up the run."""
 
 
 class RowsConfig(Section):

@@ -56,4 +56,29 @@ def _wait(role: str, asked: queue.SimpleQueue[_Dispatched]) -> None:
         free_ns = end_ns
 
 
-__all__ = ["dispatched"]
+def peak_mib() -> float | None:
+    """Most memory that this process's fullest device has had in use; None where the platform doesn't say."""
+    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    known = [peak for peak in found if peak is not None]
+    return max(known) / 2**20 if known else None
+
+
+PEAK_FLOPS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
+"""Products of dense bf16 operands a second, by how the name of a device begins, as its maker states them."""
+
+
+def peak_flops(kind: str) -> float | None:
+    """Of one device, by `jax.Device.device_kind`; None for one that isn't in the table, CPUs among them."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)), None)
+
+
+__all__ = ["dispatched", "peak_flops", "peak_mib"]

@@ -12,15 +12,14 @@ from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from burnish.observe.panel import Progress, clock, panel
 from burnish.observe.sinks import AFTER, BEFORE, EvalReport, StepReport
 from burnish.types import Trajectory
 
 SAMPLE_CHARACTERS = 600
-BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class ProgressSink:
@@ -34,20 +33,22 @@ class ProgressSink:
         self._console = Console(file=out, highlight=False, width=None if out.isatty() else 140)
         self._live = Live(console=self._console, refresh_per_second=4) if live and out.isatty() else None
         self._sample_every = sample_every
-        self._rewards: list[float] = []
-        self._step_seconds: list[float] = []
+        self._progress = Progress(0)
+        self._warned: set[str] = set()
         self._evaluations: dict[str, dict[str, float]] = {}
 
     def step(self, report: StepReport) -> None:
-        if "reward/mean" in report.metrics:
-            self._rewards.append(report.metrics["reward/mean"])
-        if "perf/step_seconds" in report.metrics:
-            self._step_seconds.append(report.metrics["perf/step_seconds"])
+        self._progress.max_steps = report.max_steps
+        self._progress.add(report.step, report.metrics)
         if self._live is None:
-            self._print(Text(step_line(report, eta_s=self._eta_s(report))))
+            self._print(Text(step_line(report, eta_s=self._progress.eta_s)))
         else:
             self._live.start()  # does nothing when it is started already
-            self._live.update(self._block(report))
+            self._live.update(Group(*panel(self._progress, width=self._console.width)))
+        standing = {warning.name: warning for warning in self._progress.warnings()}
+        for name in standing.keys() - self._warned:
+            self._print(Text(f"! step {report.step}: {standing[name].line()}"))
+        self._warned = {*standing}
         if report.step % self._sample_every == 0:
             for line in sample_lines(report):
                 self._print(Text(line))
@@ -67,16 +68,6 @@ class ProgressSink:
     def _print(self, what: RenderableType) -> None:
         self._console.print(what, soft_wrap=isinstance(what, Text))
 
-    def _eta_s(self, report: StepReport) -> float | None:
-        recent = self._step_seconds[1:][-10:] or self._step_seconds  # the first step compiles
-        return (report.max_steps - report.step) * sum(recent) / len(recent) if recent else None
-
-    def _block(self, report: StepReport) -> RenderableType:
-        bar = Table.grid()  # a bar alone doesn't end its line
-        bar.add_row(ProgressBar(total=report.max_steps, completed=report.step, width=60))
-        history = Text(f"reward  {sparkline(self._rewards[-60:])}")
-        return Group(bar, Text(step_line(report, eta_s=self._eta_s(report))), history)
-
 
 def step_line(report: StepReport, *, eta_s: float | None) -> str:
     """A step in one line: reward, speed, time by phase, what remains."""
@@ -95,7 +86,7 @@ def step_line(report: StepReport, *, eta_s: float | None) -> str:
     if "perf/step_seconds" in metrics:
         parts.append(f"{metrics['perf/step_seconds']:.1f} s" + (f" ({detail})" if detail else ""))
     if eta_s is not None:
-        parts.append(f"ETA {int(eta_s) // 60}:{int(eta_s) % 60:02d}")
+        parts.append(f"ETA {clock(eta_s)}")
     return " · ".join(parts)
 
 
@@ -141,14 +132,6 @@ def cell(metrics: Mapping[str, float], name: str) -> str:
         return f"{metrics[name]:.4g}"
     count = metrics.get(name.removesuffix("accuracy") + "count")
     return f"{100 * metrics[name]:.1f} %" + (f" of {count:.0f}" if count is not None else "")
-
-
-def sparkline(values: list[float]) -> str:
-    """The course of a value as a row of blocks, scaled between its least and its greatest; what isn't finite is a dot."""
-    finite = [v for v in values if abs(v) < float("inf")]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((v - low) * scale)] if abs(v) < float("inf") else "·" for v in values)
 
 
 def printable(text: str) -> str:

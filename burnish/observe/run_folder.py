@@ -84,6 +84,10 @@ class RunFolder:
         return self.path / "trace.pftrace"
 
     @property
+    def health_path(self) -> Path:
+        return self.path / "health.jsonl"
+
+    @property
     def evaluations_path(self) -> Path:
         return self.path / "eval.json"
 

@@ -12,8 +12,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from burnish.observe.run_folder import RunFolder, write_atomically
 from burnish.types import Group, Trajectory
@@ -22,14 +24,27 @@ BEFORE, AFTER = "before", "after"
 """Labels of the evaluations of which `ProgressSink` shows the comparison."""
 
 
+class TokenScores(NamedTuple):
+    """What was known of an episode's sampled ids, float32[num_sampled] each, before the step's updates: its advantages, and the trained
+    policy's log-probs where the algorithm asked for them."""
+
+    advantages: np.ndarray
+    policy_logps: np.ndarray | None
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step: its number (from 1), how many there will be, its metrics by name (docs/metrics.md), the episodes it learned from."""
+    """One step: its number (from 1), how many there will be, its metrics by name (docs/metrics.md), the episodes it learned from.
+
+    scores: of the episodes that were trained on, by group and sample. decode: ids → text, special tokens included.
+    """
 
     step: int
     max_steps: int
     metrics: Mapping[str, float]
     groups: Sequence[Group] = ()
+    scores: Mapping[tuple[tuple[int, int], int], TokenScores] = field(default_factory=dict)
+    decode: Callable[[Sequence[int]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

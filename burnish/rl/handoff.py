@@ -46,6 +46,11 @@ class Handoff(Generic[T]):
         self._closed = False
         self._interrupted = False
 
+    @property
+    def waiting(self) -> int:
+        """How many chunks lie in the queue."""
+        return len(self._chunks)
+
     def put(self, chunk: T, *, flows: Sequence[int] = ()) -> None:
         """Wait for room, then hand the chunk on. Raises `Closed` once the consumer has left. flows: of its wait in the queue, as a span."""
         with self._changed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -38,8 +39,9 @@ from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
 from burnish.observe import trace
+from burnish.observe.devices import peak_mib
 from burnish.observe.metrics import Metric, MetricCollector
-from burnish.observe.sinks import AFTER, BEFORE, EvalReport, Sink, Sinks, StepReport
+from burnish.observe.sinks import AFTER, BEFORE, EvalReport, Sink, Sinks, StepReport, TokenScores
 from burnish.observe.trace import span
 from burnish.rewards.manager import RewardManager, RewardSpec
 from burnish.rl.algorithms import Algorithm
@@ -54,7 +56,8 @@ from burnish.rl.producer import Chunk, Producer
 from burnish.rl.progress import TrainResult, pack, unpack
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
 from burnish.rl.reports import record_rollout
-from burnish.rl.scoring import Scored, record_chunks, record_credit, score
+from burnish.rl.scoring import Scored, record_chunks, record_credit, score, token_scores
+from burnish.rl.speed import utilisation
 from burnish.text.codec import Codec
 from burnish.train.compiles import programs_compiled
 from burnish.train.optim import make_optimizer
@@ -273,6 +276,7 @@ class RLLearner:
         """All updates of one step, then the engine's new weights and the step's report. False where the data has ended instead."""
         start, step, groups = time.monotonic(), self._result.steps + 1, []
         cursor: Mapping[str, Any] = {}
+        scores: dict[Any, TokenScores] = {}
         for _ in range(self._plan.num_mini_batches):
             scored: list[Scored] = []
             for iteration in range(self._algorithm.num_iterations):
@@ -283,7 +287,7 @@ class RLLearner:
                 cursor = first.cursor
                 chunks = itertools.chain([first], arriving)
                 if iteration == 0:
-                    parts = self._scored(chunks, scored, groups)
+                    parts = self._scored(chunks, scored, groups, scores)
                 else:
                     parts = (part for part, _ in zip(scored, chunks, strict=True))
                 self._update(parts, first, step)
@@ -291,7 +295,7 @@ class RLLearner:
         with self._timed("sync"):
             self.cluster.sync_weights()
         self._result.steps, self._cursor, self._half_done = step, cursor, False
-        self._report(step, groups, time.monotonic() - start)
+        self._report(step, groups, scores, time.monotonic() - start)
         return True
 
     def _arriving(self) -> Iterator[Chunk]:
@@ -312,11 +316,14 @@ class RLLearner:
             chunks = [first, *(self._handoff.get() for _ in range((most or first.count) - 1))]
             return [chunk for chunk in chunks if chunk is not None]
 
+        self._metrics.mean("queue/waiting", self._handoff.waiting)
         with self._timed("wait"):
             return together(self._fleet, "batches for an update", take, lambda chunks: [chunk.sign() for chunk in chunks])
 
-    def _scored(self, chunks: Iterator[Chunk], scored: list[Scored], groups: list[Group]) -> Iterator[Scored]:
-        """The micro-batches of an update, scored; one after another if they stream. Both lists get what there was."""
+    def _scored(
+        self, chunks: Iterator[Chunk], scored: list[Scored], groups: list[Group], scores: dict[Any, TokenScores]
+    ) -> Iterator[Scored]:
+        """The micro-batches of an update, scored; one after another if they stream. Lists and scores get what there was."""
         for portion in ([chunk] for chunk in chunks) if self._streams else [list(chunks)]:
             with self._timed("score"):
                 found = score(self.cluster, self._algorithm, portion)
@@ -324,6 +331,8 @@ class RLLearner:
             groups += [group for chunk in portion for group in chunk.sampled]
             record_chunks(self._metrics, portion)
             record_credit(self._metrics, found)
+            # An anchor that is the sampler itself says nothing of it; of several processes each has a part only.
+            scores |= token_scores(found, portion, with_policy=self._algorithm.old != "sampler" and self._fleet.count == 1)
             yield from found
 
     def _update(self, parts: Iterator[Scored], first: Chunk, step: int) -> None:
@@ -345,10 +354,12 @@ class RLLearner:
             if step > self._algorithm.warmup_steps:
                 self._metrics.merge(self.cluster.update_actor((part.actor for part in seen), count=first.count, step=step))
 
-    def _report(self, step: int, groups: Sequence[Group], seconds: float) -> None:
+    def _report(self, step: int, groups: Sequence[Group], scores: Mapping[Any, TokenScores], seconds: float) -> None:
         sampled = sum(t.num_sampled for group in groups for t in group.trajectories)
         self._metrics.last("perf/step_seconds", seconds)
         self._metrics.max("memory/host_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 2**20)
+        if (device_mib := peak_mib()) is not None:
+            self._metrics.max("memory/device_peak_mib", device_mib)
         self._metrics.last("workers/killed", sum(pool.killed for pool in self._pools))
         self._metrics.last("workers/died", sum(pool.died for pool in self._pools))
         self._metrics.last("workers/leaked_threads", leaked_threads())
@@ -359,8 +370,10 @@ class RLLearner:
         metrics["perf/compiles"], self._programs = float(programs_compiled() - self._programs), programs_compiled()
         metrics["perf/rollout_tokens_per_second"] = sampled / max(metrics["time/rollout_seconds"], 1e-9)
         metrics["perf/train_tokens_per_second"] = sampled * self._algorithm.num_iterations / max(metrics["time/update_seconds"], 1e-9)
+        metrics |= utilisation(self.cluster, groups, metrics["time/update_seconds"], iterations=self._algorithm.num_iterations)
         self._result.history.append(metrics)
-        self._sinks.step(StepReport(step, self._training.max_steps, metrics, groups))
+        decode = functools.partial(self.cluster.model.codec.tokenizer.decode, skip_special=False)
+        self._sinks.step(StepReport(step, self._training.max_steps, metrics, groups, scores, decode))
 
     @contextlib.contextmanager
     def _timed(self, phase: str, **about: Any) -> Iterator[None]:

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from burnish.observe.metrics import MetricCollector
+from burnish.observe.sinks import TokenScores
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import TokenBatch, by_sequence, from_sequences, take_rows
 from burnish.rl.cluster import RLCluster
-from burnish.rl.credit import ScoredEpisode, TokenEstimator, episode_keys, scored_episodes
+from burnish.rl.credit import ScoredEpisode, TokenEstimator, TrajectoryKey, episode_keys, scored_episodes
 from burnish.rl.layout import bucket
 from burnish.rl.producer import Chunk
 from burnish.sync.reshard import on_host
@@ -142,6 +143,17 @@ def _credit(estimator: TokenEstimator, asked: Sequence[_Asked], *, with_returns:
 def _scored(found: _Asked, host: TokenBatch, batch: TokenBatch) -> Scored:
     critic = None if found.values is None else ValueMicroBatch(batch, found.values)
     return Scored(host, MicroBatch(batch, found.old_logps, found.ref_logps), critic, found.reward_kl, found.teacher_gain)
+
+
+def token_scores(scored: Sequence[Scored], chunks: Sequence[Chunk], *, with_policy: bool) -> dict[TrajectoryKey, TokenScores]:
+    """What the updates will see of each episode, for people. with_policy: the anchor's log-probs too, where it was asked for them."""
+    found = {}
+    for part, chunk in zip(scored, chunks, strict=True):
+        keys, anchor = episode_keys(chunk.groups), part.actor.old_logps
+        policy = by_sequence(on_host(anchor), part.host) if with_policy and anchor is not None else {}
+        for number, advantages in by_sequence(part.host.advantages, part.host).items():
+            found[keys[number]] = TokenScores(advantages, policy.get(number))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------------- metrics

@@ -324,13 +324,16 @@ BY_CHANCE = ("engine.", "prefill", "decode")
 def left_behind(root: Path, *, exit_code: int, said: str) -> dict[str, Any]:
     """What a finished command leaves in its working directory: files, spans, evaluations; and lines on the screen, without numbers."""
     files = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
-    found: dict[str, Any] = {"exit code": exit_code, "files": [str(path) for path in files]}
+    found: dict[str, Any] = {"exit code": exit_code, "files": [str(path) for path in files if path.parent.name != "tensorboard"]}
+    found["tensorboard"] = len([path for path in files if path.parent.name == "tensorboard"])
     found["saved"] = sorted(str(path.relative_to(root)) for path in root.rglob("checkpoints/*"))
     found["screen"] = [re.sub(r"[0-9.]+", "#", line.partition("·")[0].replace(str(root), "")) for line in said.splitlines()]
     for path in (root / file for file in files):
         if path.name == "trace.pftrace":
             spans = [one.name for one in read(path).slices if one.group == "episodes" or not one.name.startswith(BY_CHANCE)]
             found["spans"] = {name: spans.count(name) for name in {*spans}}
+        if path.parent.name == "transcripts":
+            found.setdefault("transcripts", []).append(sorted(json.loads(path.read_text().splitlines()[0])))
         if path.name == "eval.json":
             found["evaluations"] = [(entry["label"], entry["step"]) for entry in json.loads(path.read_text())["evaluations"]]
     return found

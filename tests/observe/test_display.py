@@ -2,8 +2,20 @@
 
 import io
 import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
 
-from burnish.observe.display import ProgressSink, sparkline
+import pytest
+
+from burnish.observe.display import ProgressSink
+from burnish.observe.panel import Progress, clock, panel, sparkline
 from burnish.observe.sinks import AFTER, BEFORE, EvalReport, StepReport
 from burnish.types import Group, Prompt
 from tests.observe.test_sinks import trajectory
@@ -98,3 +110,91 @@ def test_sparkline_scales_and_survives_nan() -> None:
     assert sparkline([0.3, 0.3]) == "▁▁"
     assert sparkline([math.nan, 1.0, math.inf]) == "·▁·"
     assert sparkline([]) == ""
+
+
+RUN = {
+    **METRICS,
+    "time/wait_seconds": 2.0,
+    "time/score_seconds": 1.0,
+    "time/sync_seconds": 0.5,
+    "policy/entropy": 1.1,
+    "length/sampled_mean": 40.0,
+    "staleness/mean": 1.0,
+    "queue/waiting": 2.0,
+    "memory/host_peak_mib": 2048.0,
+}
+
+
+def progress(steps: int, **changes: float) -> Progress:
+    found = Progress(30)
+    for step in range(1, steps + 1):
+        found.add(step, {**RUN, "reward/mean": step / 30, **{name.replace("__", "/"): value for name, value in changes.items()}})
+    return found
+
+
+def test_the_panel_says_what_the_numbers_say() -> None:
+    lines = [line.plain for line in panel(progress(12), width=80)]
+    assert lines[0].startswith("━" * 10) and lines[0].endswith("step 12/30  10.0 s a step  ETA 3:00")
+    assert lines[1].startswith("reward ▁▂▂▃▄▄▅▅▆▇▇█ 0.4") and "entropy ▁" in lines[1] and "length" not in lines[1]
+    assert lines[2] == "trainer   " + "░" * 12 + "▒" * 6 + "█" * 21 + "▓" * 3 + " " * 18
+    assert lines[3] == "sampling  " + "█" * 36
+    assert lines[4] == "wait 2.0 · score 1.0 · update 3.5 · sync 0.5 · sampling 6.0 s · overlap 40 %"
+    assert lines[5] == "812 tokens/s sampled · staleness 1.0 · queue 2 · memory 2.0 GiB"
+    assert len(lines) == 6
+    sick = [line.plain for line in panel(progress(12, stop__length=64.0), width=80)]
+    assert sick[6].startswith("! 100 % of the completions were cut") and max(map(len, sick)) <= 80
+
+
+def test_a_warning_is_told_once_when_it_begins() -> None:
+    stream = io.StringIO()
+    sink = ProgressSink(sample_every=100, stream=stream)
+    for step in range(1, 12):
+        sink.step(StepReport(step, 12, {**METRICS, "stop/length": 64.0 if step > 2 else 0.0, "stop/stop_id": 0.0 if step > 2 else 64.0}))
+    sink.close()
+    told = [line for line in stream.getvalue().splitlines() if line.startswith("!")]
+    assert len(told) == 1 and told[0].startswith("! step 4: 50 % of the completions were cut at their limit")
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 61, 3600, 7325.9)] == ["0:00", "1:01", "1:00:00", "2:02:05"]
+
+
+PROGRAM = """
+import sys, time
+from burnish.observe.display import ProgressSink
+from burnish.observe.sinks import StepReport
+sink = ProgressSink(sample_every=100)
+for step in range(1, 13):
+    sink.step(StepReport(step, 30, {**eval(sys.argv[1]), "reward/mean": step / 30}))
+    time.sleep(0.02)
+sink.close()
+"""
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_terminal_of_any_width_shows_whole_lines(width: int) -> None:
+    """Through a pseudo-terminal: nothing wraps, the last picture has every line, the cursor comes back."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment.pop("COLUMNS", None)
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, repr(RUN)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # the other side has closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert child.wait(30) == 0
+    text = shown.decode()
+    assert text.rindex("\x1b[?25h") > text.rindex("step 12/30")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    last = plain[plain.rindex("step 12/30") - width :].splitlines()
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= width
+    assert any(line.startswith("trainer   ░") for line in last) and any(line.startswith("sampling  █") for line in last)
+    assert ("length ▁" in plain) == (width == 200), "a wide terminal has room for one more curve"

@@ -10,7 +10,7 @@ JOBS ?= 2
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
 FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3 and not vllm and not browser and not trackers"
 
-.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm test-browser test-trackers learn parity soak mutants bench bench-peers docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm test-browser test-trackers learn parity soak mutants bench bench-peers docs docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -112,6 +112,16 @@ bench-peers: venv
 	$(BIN)/burnish fetch $(MODEL)
 	$(BIN)/python bench/peers/run.py
 
+.venv-docs/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -c constraints.txt -e ".[docs]"
+	touch $@
+
+# The pages as HTML, in docs/_build; a warning is an error.
+docs: .venv-docs/installed
+	.venv-docs/bin/sphinx-build -W -q docs docs/_build
+	@echo docs/_build/index.html
+
 docs-slow: venv
 	$(BIN)/burnish fetch $(MODEL)
 	$(BIN)/python -m pytest -m docs_slow --timeout 1800
@@ -119,6 +129,6 @@ docs-slow: venv
 # Needs `uv`. Keeps the pins that still fit; delete a line to let that package move.
 constraints:
 	uv pip compile -q pyproject.toml --all-extras --python-version 3.11 -c constraints.txt --no-header --no-annotate -o constraints.new
-	uv pip compile -q pyproject.toml --extra quickstart --extra dev --extra envs --extra data --extra hf --extra mlflow --extra tensorboard --extra templates --extra wandb --python-version 3.12 \
+	uv pip compile -q pyproject.toml --extra quickstart --extra dev --extra envs --extra data --extra docs --extra hf --extra mlflow --extra tensorboard --extra templates --extra wandb --python-version 3.12 \
 		-c constraints-py312.txt --no-header --no-annotate -o constraints-py312.new
 	for file in constraints constraints-py312; do (head -1 $$file.txt; cat $$file.new) > $$file.tmp; mv $$file.tmp $$file.txt; rm $$file.new; done

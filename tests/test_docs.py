@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_SLOW = 5
 RUNNABLE = {"python", "bash", "console", "yaml"}
 TO_READ = {"text", "json", "toml"}
+TOCTREE = re.compile(r"```\{toctree\}.*?```\n", re.DOTALL)
+"""What sphinx reads of docs/index.md."""
 SETUP = ("git clone ", "cd burnish", "python3 -m venv ", "source ", ". .venv", "pip install ")
 FENCE = re.compile(
     r"(?P<slow><!-- slow -->\n\s*)?(?:<!-- file (?P<file>[\w.]+) -->\n\s*)?"
@@ -45,7 +47,7 @@ class Block:
 
 
 def read_blocks(path: Path) -> list[Block]:
-    document = path.read_text(encoding="utf-8")
+    document = TOCTREE.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
     blocks: list[Block] = []
     files: dict[str, str] = {}
     for match in FENCE.finditer(document):
@@ -217,3 +219,16 @@ def test_blocks_run_as_a_reader_runs_them(sample: list[Block], tmp_path: Path) -
 def test_a_wrong_block_fails(language: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=re.escape(message)):
         run_block(Block("x.md:1", language, text, slow=False), tmp_path)
+
+
+def test_every_page_is_in_the_tree_that_sphinx_reads() -> None:
+    listed = re.findall(r"^([a-z-]+)$", "".join(TOCTREE.findall((ROOT / "docs" / "index.md").read_text())), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="`make docs` makes an environment of its own")
+    built = subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", str(ROOT / "docs"), str(tmp_path)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "tour.html").is_file()

@@ -193,7 +193,7 @@ def _entropy(now: Recent, begun: Recent, history: History) -> Warning | None:
         3 if entropy <= 0.05 * first or (now.mean("group/zero_std_fraction") or 0.0) >= 0.7 else 2,  # then all rewards are equal, too
         f"the policy's entropy fell from {first:.2g} to {entropy:.2g} nats: it says nearly the same every time",
         {"policy/entropy": entropy},
-        "lower the learning rate, raise algorithm.epsilon_high or algorithm.entropy_coef, or stop here if the reward is what you want",
+        "lower the learning rate, raise algorithm.epsilon_high or algorithm.entropy_bonus, or stop here if the reward is what you want",
     )
 
 

@@ -22,6 +22,7 @@ from burnish.cli.resume import check_same_run, is_complete
 from burnish.cli.signals import EXIT_CODES, Stopping, stopping_on_signals
 from burnish.config.loader import Resolved, dump_config
 from burnish.config.secrets import scrub
+from burnish.observe.devices import ProfileSink
 from burnish.observe.display import ProgressSink
 from burnish.observe.health import HealthSink
 from burnish.observe.run_folder import CHECKPOINTS, RunFolder
@@ -172,6 +173,9 @@ class _Run(Generic[AnyConfig]):
             [TraceWriter(folder.trace_path, most_bytes=config.observe.trace_mib * 2**20)] if config.observe.trace_mib else []
         )
         options = json.loads(scrub(json.dumps(self._kept.config.model_dump(mode="json"))))
+        if config.observe.profile is not None:
+            first, last = map(int, config.observe.profile.split("-"))
+            others.append(ProfileSink(folder.path / "profile", first, last))
         others += [make_tracker(kind, folder.path, config=options) for kind in config.observe.trackers]
         return [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *others]
 

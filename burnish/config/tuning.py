@@ -84,6 +84,8 @@ class ProgressSection(Section):
     trackers: Many[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = ()
     """Where metrics go too; each needs its package. Projects, servers and offline modes are set by the trackers' own environment variables.
     One that fails or hangs doesn't hold up the run."""
+    profile: Annotated[str, Field(pattern=r"^[1-9]\d*-[1-9]\d*$")] | None = None
+    """Steps over which JAX's profiler runs, `3-5`, both ends included; what it writes goes to `profile/`. It costs time and disk: null."""
 
 
 class RowsConfig(Section):

@@ -1,7 +1,7 @@
 """Device spans: from the dispatch of a program to the moment its results are ready, as a thread sees it that waits for nothing else.
 
 Owns the waiting threads, one for each role; whoever dispatches goes on at once. A device does one thing after another, so a program that
-is dispatched while the one before still runs begins when that ends.
+is dispatched while the one before still runs begins when that ends. Owns too what else jax knows of devices: memory, peaks, a profile.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from burnish.observe import trace
+from burnish.observe.sinks import EvalReport, StepReport
 from burnish.observe.trace import Lane
 
 
@@ -56,6 +58,32 @@ def _wait(role: str, asked: queue.SimpleQueue[_Dispatched]) -> None:
         free_ns = end_ns
 
 
+class ProfileSink:
+    """JAX's own profiler, over the steps `first` to `last`, into `folder`: what XLA did, operation by operation (TensorBoard, xprof)."""
+
+    def __init__(self, folder: Path, first: int, last: int) -> None:
+        self._folder, self._first, self._last, self._running = folder, first, last, False
+        self._begin(0)
+
+    def step(self, report: StepReport) -> None:
+        if report.step >= self._last:
+            self.close()
+        self._begin(report.step)
+
+    def evaluation(self, report: EvalReport) -> None:
+        """Those between the steps are in it."""
+
+    def close(self) -> None:
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
+
+    def _begin(self, step: int) -> None:
+        if not self._running and self._first <= step + 1 <= self._last:
+            self._running = True
+            jax.profiler.start_trace(str(self._folder))
+
+
 def peak_mib() -> float | None:
     """Most memory that this process's fullest device has had in use; None where the platform doesn't say."""
     found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
@@ -81,4 +109,4 @@ def peak_flops(kind: str) -> float | None:
     return next((peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)), None)
 
 
-__all__ = ["dispatched", "peak_flops", "peak_mib"]
+__all__ = ["ProfileSink", "dispatched", "peak_flops", "peak_mib"]

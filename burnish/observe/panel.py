@@ -116,8 +116,8 @@ def _phases(progress: Progress, width: int) -> list[Text]:
         lines.append(Text(f"sampling  {'█' * min(room, round(room * rollout / step))}"))
         words.append(f"sampling {rollout:.1f}")
     unit = f"{' · '.join(words)} s"
-    if rollout is not None:
-        beside = max(0.0, rollout - metrics.get("time/wait_seconds", 0.0))
+    if rollout is not None and "time/wait_seconds" in metrics:
+        beside = max(0.0, rollout - metrics["time/wait_seconds"])
         unit += f" · overlap {100 * min(1.0, beside / step):.0f} %"
     return [*lines, Text(unit, style="dim")]
 

@@ -96,6 +96,7 @@ OTHER: dict[str, list[Any]] = {
     "checkpoint.keep_best.count": [1],
     "observe.sample_every": [1],
     "observe.trace_mib": [0],
+    "observe.profile": ["1-1"],
     "observe.trackers": [["tensorboard"]],
     "observe.transcript_tokens": [0],
     "training.eval_every": [1],

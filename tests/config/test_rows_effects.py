@@ -33,7 +33,16 @@ from tests.config.test_effects import changed, fields
 
 pytestmark = pytest.mark.slow
 
-ELSEWHERE = ("checkpoint", "observe.progress", "observe.trace_mib", "observe.trackers", "run.folder", "run.name", "training.optimizer.")
+ELSEWHERE = (
+    "checkpoint",
+    "observe.progress",
+    "observe.profile",
+    "observe.trace_mib",
+    "observe.trackers",
+    "run.folder",
+    "run.name",
+    "training.optimizer.",
+)
 """What `test_effects` covers, as the same code reads it."""
 OTHER: dict[str, list[Any]] = {
     "model.path": ["other"],

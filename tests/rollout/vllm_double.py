@@ -23,10 +23,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 
-def reply(ids: list[int], seed: int | None, name: str, version: str) -> list[int]:
+def reply(ids: list[int], seed: int | None, name: str, version: str, vocabulary: int) -> list[int]:
     """A function of what a model's answer may depend on."""
     start = sum(ids) + (seed or 0) % 1000 + len(name) + len(version)
-    return [(start + 7 * i) % 199 for i in range(512)]
+    return [(start + 7 * i) % vocabulary for i in range(512)]
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Double:
     latency_s: float = 0.0
     slots: int = 64
     context: int = 128
+    vocabulary: int = 199
     version: str = "default"
     adapters: dict[str, str] = field(default_factory=dict)
     most_adapters: int = 0
@@ -146,7 +147,7 @@ class Double:
 
     def choice(self, body: dict[str, Any], name: str) -> dict[str, Any]:
         sampling = body["sampling_params"]
-        said = reply(body["token_ids"], sampling["seed"], name, self.version)
+        said = reply(body["token_ids"], sampling["seed"], name, self.version, self.vocabulary)
         ids = said[: min(sampling["max_tokens"], self.context - len(body["token_ids"]))]
         end = next((n for n, token in enumerate(ids, 1) if token in sampling["stop_token_ids"]), None)
         ids = ids[: end or len(ids)]
@@ -190,10 +191,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--vocabulary", type=int, default=199)
     args, _ = parser.parse_known_args()
 
     async def serve() -> None:
-        config = uvicorn.Config(Double(latency_s=args.latency).app(), host="127.0.0.1", port=args.port, log_level="warning", lifespan="off")
+        double = Double(latency_s=args.latency, vocabulary=args.vocabulary)
+        config = uvicorn.Config(double.app(), host="127.0.0.1", port=args.port, log_level="warning", lifespan="off")
         await uvicorn.Server(config).serve()
 
     asyncio.run(serve())

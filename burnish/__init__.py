@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from burnish.rl.learner import RLLearner
     from burnish.rl.learners import GRPOLearner, PPOLearner
     from burnish.rl.placement import Role
-    from burnish.train.trainers.named import DPOTrainer, PeftTrainer
+    from burnish.train.trainers.named import DistillationTrainer, DPOTrainer, PeftTrainer, RewardModelTrainer
 
 _HOMES = {
     "burnish.agentic.agents": ("Action", "ConversationAgentBase", "ModelAgent", "ToolAgent"),
@@ -38,7 +38,7 @@ _HOMES = {
     "burnish.rl.learner": ("RLLearner",),
     "burnish.rl.learners": ("GRPOLearner", "PPOLearner"),
     "burnish.rl.placement": ("Role",),
-    "burnish.train.trainers.named": ("DPOTrainer", "PeftTrainer"),
+    "burnish.train.trainers.named": ("DPOTrainer", "DistillationTrainer", "PeftTrainer", "RewardModelTrainer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -50,6 +50,7 @@ __all__ = [
     "Config",
     "ConversationAgentBase",
     "DPOTrainer",
+    "DistillationTrainer",
     "EnvStepResult",
     "EpisodeLimits",
     "GRPOConfig",
@@ -61,6 +62,7 @@ __all__ = [
     "PeftTrainer",
     "RLCluster",
     "RLLearner",
+    "RewardModelTrainer",
     "Role",
     "RolloutConfig",
     "RolloutOrchestrator",

@@ -41,7 +41,7 @@ def test_every_recipe_parses_and_is_short(path: Path) -> None:
     configs = importlib.import_module("burnish.config.tuning").CONFIGS
     text = path.read_text()
     name = path.relative_to(ROOT)
-    (command,) = set(re.findall(rf"^#   burnish (\w+) {name}", text, re.MULTILINE)) - {"check"}  # which reads what `train` reads
+    (command,) = set(re.findall(rf"^#   burnish ([\w-]+) {name}", text, re.MULTILINE)) - {"check"}  # which reads what `train` reads
     load(configs[command], path, (), {})
     assert len(text.splitlines()) <= 60
 

@@ -185,8 +185,12 @@ def adapter_options(model: ModelSection, base: Path) -> LoraConfig | None:
     lora = model.lora
     if lora is None or lora.path is None:
         return lora
-    found = Path(_absolute(lora.path, "path", base))
-    return lora.model_copy(update={"path": str(found)})
+    return lora.model_copy(update={"path": found_folder(lora.path, base)})
+
+
+def found_folder(path: str, base: Path) -> str:
+    """A model's or an adapter's folder as found beside the configuration, else from here; a name as it is."""
+    return _absolute(path, "path", base)
 
 
 def agent_options(config: Config, base: Path) -> dict[str, Any]:

@@ -16,7 +16,12 @@ def add_parser(subparsers: Any) -> None:
     options.add_config_arguments(actions.add_parser("sizes", help="print what each size of a step comes to, and what it means"))
     schema = actions.add_parser("schema", help="write the JSON schema, for editors")
     for action in (show, schema):
-        action.add_argument("--of", choices=("train", "sft", "dpo"), default="train", help="the command that it configures (default train)")
+        action.add_argument(
+            "--of",
+            choices=("train", "sft", "dpo", "distill", "reward-model"),
+            default="train",
+            help="the command that it configures (default train)",
+        )
     actions.add_parser("docs", help="write docs/configuration.md: every key with type, default and meaning")
 
 

@@ -3,6 +3,9 @@
 With `--samples K` each is sampled K times at the training temperature: avg@K (mean reward), pass@k for k up to K (the chance that one of k
 earns 1), and, where an answer is one text, maj@K (the reward of the answer that most give). `--on CONFIG`, as often as you like, evaluates
 the same model in the environments, on the data and with the rewards of other configurations.
+
+Of a run on rows of data (`burnish sft`, `dpo`, `distill`, `reward-model`): its held-out rows' loss and what else is measured, with what its
+newest checkpoint holds; `data.eval` may name other rows.
 """
 
 from __future__ import annotations
@@ -44,6 +47,17 @@ def run(args: argparse.Namespace) -> int:
     run_folder = Path(args.config) if args.config and Path(args.config).is_dir() else None
     if run_folder is not None:
         args.config = str(run_folder / "config.yaml")
+        from burnish.config.tuning import command_of
+
+        command = command_of(run_folder)
+        if command != "train":
+            from burnish.cli.rows import evaluate_run
+
+            if args.samples is not None or args.on:
+                raise UserError(
+                    f"{run_folder} is a run of `burnish {command}`, on rows of data: --samples and --on are for tasks that are sampled"
+                )
+            return evaluate_run(args, run_folder, command)
 
     from burnish.config.schema import Config
 

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import chat, check, config, dpo, eval, export, fetch, launch, play, report, rewards, serve, sft, trace, train, watch
+from burnish.cli import chat, check, config, distill, dpo, eval, export, fetch, launch, play, report, reward_model, rewards, serve, sft, trace, train, watch
 from burnish.config.errors import BurnishError
 from burnish.config.secrets import scrub
 
@@ -25,6 +25,8 @@ COMMANDS = {
     "train": train,
     "sft": sft,
     "dpo": dpo,
+    "distill": distill,
+    "reward-model": reward_model,
     "launch": launch,
     "eval": eval,
     "trace": trace,

@@ -13,9 +13,11 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from burnish.config import documents
 from burnish.config.errors import UserError
 from burnish.models.lora import merge
 from burnish.models.model import Model
+from burnish.models.quant import Code, opened, quantised
 from burnish.models.weights import load_adapter
 
 
@@ -25,7 +27,8 @@ def load_result(path: str | Path, *, template_kwargs: Mapping[str, Any] | None =
     base = Model.load(model, template_kwargs=template_kwargs, mesh=mesh)
     if adapter is None:
         return base
-    return dataclasses.replace(base, params=merge(base.params, load_adapter(adapter, base.config, mesh=mesh)))
+    params = opened(quantised(base.params, _code_of(Path(path))))  # the adapter was trained beside what few bits make of the base
+    return dataclasses.replace(base, params=merge(params, load_adapter(adapter, base.config, mesh=mesh)))
 
 
 def find_result(path: str | Path) -> tuple[str | Path, Path | None]:
@@ -40,6 +43,12 @@ def find_result(path: str | Path) -> tuple[str | Path, Path | None]:
     if is_run(folder):
         raise UserError(f"the run in {folder} has no adapter/ or model/ yet: it hasn't finished; its status.json says how it stands")
     return path, None
+
+
+def _code_of(run: Path) -> Code | None:
+    """What the run's base was kept in."""
+    kept = documents.read(run / "config.yaml").values if (run / "config.yaml").is_file() else {}
+    return ((kept.get("model") or {}).get("lora") or {}).get("quantize")
 
 
 def is_run(folder: Path) -> bool:

@@ -59,6 +59,8 @@ class Learner(Protocol[R_co]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None: ...
 
 
+TALK = "Talk to it: burnish chat {run}"
+"""What a person does with most results."""
 Finish = Callable[[R, Path], Path]
 """Exports what was trained into the run's folder and tells how it went; returns where it is."""
 
@@ -71,6 +73,7 @@ def run_in_folder(
     build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]],
     transcript_tokens: int | None = None,
     sample_every: int = 1,
+    next_step: str = TALK,
     fleet: Fleet = ALONE,
 ) -> int:
     """Build a learner and run it in the folder that `resolved` names; returns the exit code.
@@ -83,7 +86,7 @@ def run_in_folder(
     run = _Run(resolved, step=step, resuming=args.resume is not None, **shown, fleet=fleet)
     try:
         with stopping_on_signals(run.fail) as stopping:
-            return run.go(build, stopping) if run.has_work() else 0
+            return run.go(build, stopping, next_step) if run.has_work() else 0
     except BaseException as error:
         cause = fleet.cause_of(error)
         run.end_with(cause)
@@ -128,7 +131,7 @@ class _Run(Generic[AnyConfig]):
             print(f"changed since the start: {change}", file=sys.stderr)
         return True
 
-    def go(self, build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]], stopping: Stopping) -> int:
+    def go(self, build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]], stopping: Stopping, next_step: str) -> int:
         learner, finish = build(self._sinks)
         assert self._saver is not None, "made with the sinks"
         with learner:
@@ -143,7 +146,7 @@ class _Run(Generic[AnyConfig]):
         exported = finish(result, self._path)
         if self._folder is not None:
             self._folder.complete()
-        self._say(f"{result.steps} steps done; {exported} holds the result. Talk to it: burnish chat {self._path}")
+        self._say(f"{result.steps} steps done; {exported} holds the result. {next_step.format(run=self._path, exported=exported)}")
         return 0
 
     def fail(self, code: int, cause: str) -> None:

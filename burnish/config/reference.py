@@ -19,7 +19,7 @@ from burnish.config.algorithms import AlgorithmConfig, AnyAlgorithmConfig, Clipp
 from burnish.config.engines import OPTIONS, ServersConfig
 from burnish.config.preference import AnyPreferenceConfig
 from burnish.config.schema import Config
-from burnish.config.tuning import PreferenceConfig, RowsTrainingConfig, SFTConfig
+from burnish.config.tuning import DistillationConfig, PreferenceConfig, RewardModelConfig, RowsTrainingConfig, SFTConfig
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = get_args(get_args(AnyAlgorithmConfig)[0])
 """The models between which `algorithm.name` chooses."""
@@ -119,18 +119,21 @@ def _engines() -> Iterator[str]:
 
 def _rows_runs() -> Iterator[str]:
     """What `burnish sft` and `burnish dpo` read in place of the sections above."""
-    yield """# Supervised and preference runs
+    yield """# Runs on rows of data
 
-`burnish sft` and `burnish dpo` read configurations of their own (`burnish config show --of sft`). `data`, `checkpoint` and `run` are as
-above, for rows in place of prompts (`docs/sft-and-preference.md`), and so is `model`; the others are these.
+`burnish sft`, `dpo`, `distill` and `reward-model` read configurations of their own (`burnish config show --of sft`). `data`, `checkpoint`
+and `run` are as above, for rows in place of prompts (`docs/sft-and-preference.md`, `docs/distillation.md`), and so is `model`; the others
+are these.
 """
     yield _table(row for name in ("cluster", "observe") for row in rows(SFTConfig, only=name))
     yield f"## `training` of these runs\n\n{RowsTrainingConfig.__doc__}\n"
     common = list(rows(RowsTrainingConfig, prefix="training."))
     yield _table(common)
-    for command, config in (("sft", SFTConfig), ("dpo", PreferenceConfig)):
+    for command, config in (("sft", SFTConfig), ("dpo", PreferenceConfig), ("reward-model", RewardModelConfig)):
         yield f"`burnish {command}` has this besides:\n"
         yield _table(row for row in rows(config, only="training") if row not in common)
+    yield "## `teacher` and `distillation` of `burnish distill`\n"
+    yield _table(row for name in ("teacher", "distillation") for row in rows(DistillationConfig, only=name))
     names = " or ".join(f"`{model.model_fields['name'].default}`" for model in LOSSES)
     yield f"## `loss` of `burnish dpo`\n\n{PreferenceConfig.model_fields['loss'].description}\n"
     yield _table([("loss.name", names, "`sigmoid`", "The loss, and so which other options there are.")])

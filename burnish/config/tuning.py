@@ -1,15 +1,19 @@
-"""Every option of a supervised or a preference run: what `burnish sft` and `burnish dpo` read.
+"""Every option of a run on rows of data: what `burnish sft`, `dpo`, `distill` and `reward-model` read.
 
-Owns the two configurations and the sections that they don't share with reinforcement learning. `loader.py` merges and reports as for
+Owns their configurations and the sections that they don't share with reinforcement learning. `loader.py` merges and reports as for
 `Config`. A field that nothing reads must not exist.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from burnish.config import documents
+from burnish.config.distillation import DistillationSection, DistillationTeacherSection
+from burnish.config.errors import UserError
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.preference import AnyPreferenceConfig, SigmoidConfig
 from burnish.config.schema import CheckpointSection, Config, DataSection, MeshSpec, ModelSection, RunSection
@@ -60,6 +64,13 @@ class PreferenceTrainingConfig(RowsTrainingConfig):
     rows."""
 
 
+class RewardTrainingConfig(RowsTrainingConfig):
+    """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
+
+    centering: Annotated[float, Field(ge=0)] = 0.0
+    """Factor on the square of a pair's summed scores, which holds them around 0 (Eisenstein et al., 2023, arXiv:2312.09244)."""
+
+
 class TrainedClusterSection(Section):
     """Which devices train."""
 
@@ -89,7 +100,7 @@ class ProgressSection(Section):
 
 
 class RowsConfig(Section):
-    """What both kinds of run have."""
+    """What all of them have."""
 
     model: ModelSection = ModelSection()
     """Which weights, at what precision, trained how."""
@@ -121,7 +132,47 @@ class PreferenceConfig(RowsConfig):
     """Sizes (in rows of data), the optimizer, and how long."""
 
 
-RowsRunConfig = SFTConfig | PreferenceConfig
+class DistillationConfig(RowsConfig):
+    """One run of distillation from a teacher's numbers, `burnish distill`."""
+
+    teacher: DistillationTeacherSection = DistillationTeacherSection()
+    """Whom the student, `model`, learns from."""
+    distillation: DistillationSection = DistillationSection()
+    """What it learns."""
+    training: RowsTrainingConfig = RowsTrainingConfig()
+    """Sizes (in rows of data), the optimizer, and how long."""
+
+
+class RewardModelConfig(RowsConfig):
+    """One run that makes a reward model, `burnish reward-model`."""
+
+    training: RewardTrainingConfig = RewardTrainingConfig()
+    """Sizes (in rows of data), the optimizer, and how long."""
+
+
+RowsRunConfig = SFTConfig | PreferenceConfig | DistillationConfig | RewardModelConfig
 RunConfig = Config | RowsRunConfig
-CONFIGS: dict[str, type[RunConfig]] = {"train": Config, "sft": SFTConfig, "dpo": PreferenceConfig}
+CONFIGS: dict[str, type[RunConfig]] = {
+    "train": Config,
+    "sft": SFTConfig,
+    "dpo": PreferenceConfig,
+    "distill": DistillationConfig,
+    "reward-model": RewardModelConfig,
+}
 """By the command that reads it."""
+
+
+def command_of(run: Path) -> str:
+    """Which command a run's folder is of, by the keys of the configuration that it kept. Raises UserError where there is none."""
+    try:
+        kept = documents.read(run / "config.yaml").values
+    except documents.DocumentError as error:
+        raise UserError(f"{run / 'config.yaml'} {error}: a run's folder has the configuration that it was made from") from error
+    sections, training = kept.keys(), kept.get("training", {})
+    if "algorithm" in sections:
+        return "train"
+    if "distillation" in sections:
+        return "distill"
+    if "loss" in sections:
+        return "dpo"
+    return "reward-model" if "centering" in training else "sft"

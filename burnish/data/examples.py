@@ -7,7 +7,7 @@ are loaded. A row that teaches nothing is an error that names it.
 | form | columns |
 |---|---|
 | supervised | `messages` (every turn of the assistant is learned), or `prompt` and `completion`, or `text` (all of it is learned) |
-| pair | `prompt`, `chosen`, `rejected` |
+| pair | `prompt`, `chosen`, `rejected`; for a reward model perhaps `margin`, by how much the chosen one is better |
 | labelled | `prompt`, `completion`, `label` (true: wanted) |
 
 An answer (`completion`, `chosen`, `rejected`) is a string, the messages that follow the prompt, or the whole conversation, prompt included.
@@ -16,8 +16,9 @@ A column `tools` (JSON schemas) goes to the chat template.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -43,10 +44,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """A row as ids: its one answer, or chosen and rejected."""
+    """A row as ids: its one answer, or chosen and rejected. margin: by how much the chosen is better, where the row says."""
 
     id: str
     answers: tuple[Answer, ...]
+    margin: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +95,10 @@ def pair(row: Prompt, codec: Codec) -> Example:
     chosen, rejected = (_answer(row, column, codec, wanted=column == "chosen") for column in ("chosen", "rejected"))
     if np.array_equal(chosen.ids, rejected.ids):
         raise DataError(f"{row.id}: `chosen` and `rejected` are the same, so there is no preference: leave the row out")
-    return Example(row.id, (chosen, rejected))
+    margin = row.meta.get("margin", 0.0)
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin) or margin < 0:
+        raise DataError(f"{row.id}: the column `margin` must be a number, 0 or more, got {margin!r:.80}")
+    return Example(row.id, (chosen, rejected), float(margin))
 
 
 def labelled(row: Prompt, codec: Codec) -> Example:
@@ -115,7 +120,7 @@ def fit(example: Example, *, max_tokens: int, overlong: Overlong) -> Example | N
     if overlong == "drop":
         return None
     cut = tuple(Answer(a.ids[:max_tokens], a.trained[:max_tokens], a.shown, a.wanted) for a in example.answers)
-    return Example(example.id, cut) if all(answer.trained.any() for answer in cut) else None
+    return replace(example, answers=cut) if all(answer.trained.any() for answer in cut) else None
 
 
 def mismatched(examples: Sequence[Example]) -> list[Example]:

@@ -2,11 +2,12 @@
 arXiv:2305.14314).
 
 Owns the three codes, their packing, and the quantised form of a model's parameters and of their declaration. Numbers of one column that lie
-in one block of up to 64 rows share a scale, the largest size among them; 4-bit codes lie two in a byte (jax's own int4 takes a byte a
-number on CPUs). `transformer.project` asks for `dense` inside the scan over layers, so one layer's matrices exist in full at a time. Who
+in one block of rows share a scale, the largest size among them; 4-bit codes lie two in a byte (jax's own int4 takes a byte a number on
+CPUs). `transformer.project` asks for `dense` inside the scan over layers, so one layer's matrices exist in full at a time. Who
 quantises is the trainer's policy and the cluster, once the weights are where they are trained.
 
-Differs from the paper: scales are float32 and aren't quantised once more; blocks run along a matrix's rows, not along the flat array.
+Differs from the paper: scales are bfloat16, one for 16 numbers of 4 bits, where the paper has one float32 for 64 and quantises these once
+more; blocks run along a matrix's rows, not along the flat array.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from burnish.models import families
 from burnish.pytree import pytree, static
 
 Code = Literal["int8", "int4", "nf4"]
-BLOCK = 64
-"""Rows that share a scale, where so many divide the matrix's rows; else the largest divisor below."""
+BLOCKS: dict[Code, int] = {"int8": 64, "int4": 16, "nf4": 16}
+"""Rows that share a scale, where so many divide the matrix's rows; else the largest divisor below: a quarter of a bit a number for 8 bits,
+one bit for 4. What larger blocks lose: dev/LOG.md."""
+SCALE = "bfloat16"
 REST = "bfloat16"
 """What the frozen leaves that aren't quantised are kept in: the embedding, norms, biases."""
 
@@ -36,7 +39,7 @@ REST = "bfloat16"
 @pytree
 class Quantised:
     """A matrix [..., in, out]. codes: int8[..., blocks, block, out], or uint8[..., blocks, block / 2, out], where the low four bits are
-    the block's first half; scales: float32[..., blocks, out]. In a declared tree both are `ParamSpec`s, in one of places shardings."""
+    the block's first half; scales: bfloat16[..., blocks, out]. In a declared tree both are `ParamSpec`s, in one of places shardings."""
 
     codes: Any
     scales: Any
@@ -66,12 +69,12 @@ _TABLES = {"nf4": nf4_table(), "int4": (np.arange(-7, 9) / 7).astype(np.float32)
 def quantise(matrix: Float[Array, "*batch i o"], code: Code) -> Quantised:
     """The nearest codes. Raises ValueError for 4 bits of an odd number of rows, which don't pair."""
     *batch, rows, columns = matrix.shape
-    block = max(d for d in range(1, BLOCK + 1) if rows % d == 0)
+    block = _block(rows, code)
     blocks = matrix.astype(jnp.float32).reshape(*batch, rows // block, block, columns)
-    scales = jnp.max(jnp.abs(blocks), axis=-2)
-    numbers = blocks / jnp.where(scales > 0, scales, 1.0)[..., None, :]
-    if code == "int8":
-        return Quantised(jnp.round(numbers * 127).astype(jnp.int8), scales, code)
+    scales = jnp.max(jnp.abs(blocks), axis=-2).astype(SCALE)
+    numbers = blocks / jnp.where(scales > 0, scales, 1).astype(jnp.float32)[..., None, :]
+    if code == "int8":  # a scale that was rounded down would ask for 128
+        return Quantised(jnp.clip(jnp.round(numbers * 127), -127, 127).astype(jnp.int8), scales, code)
     if block % 2:
         raise ValueError(f"4-bit codes lie in pairs along a matrix's rows, of which {rows} are cut into blocks of {block}: use int8")
     low, high = jnp.split(_nearest(numbers, _TABLES[code]), 2, axis=-2)
@@ -87,7 +90,11 @@ def dense(matrix: Array | Quantised) -> Array:
         numbers = codes.astype(jnp.float32) * (1 / 127)
     else:
         numbers = jnp.take(jnp.asarray(_TABLES[matrix.code]), jnp.concatenate([codes & 15, codes >> 4], axis=-2).astype(jnp.int32))
-    return (numbers * matrix.scales[..., None, :]).reshape(matrix.shape)
+    return (numbers * matrix.scales.astype(jnp.float32)[..., None, :]).reshape(matrix.shape)
+
+
+def _block(rows: int, code: Code) -> int:
+    return max(d for d in range(1, BLOCKS[code] + 1) if rows % d == 0)
 
 
 def _nearest(numbers: Float[Array, "*n"], table: np.ndarray) -> UInt8[Array, "*n"]:
@@ -117,6 +124,12 @@ def quantised(params: dict[str, Any], code: Code | None, places: Any = None) -> 
     return tree if places is None else jax.device_put(tree, places)
 
 
+def opened(params: dict[str, Any]) -> dict[str, Any]:
+    """The same numbers without codes, all of them in float32."""
+    tree = {name: x if name == "layers" else x.astype(jnp.float32) for name, x in params.items()}
+    return tree | {"layers": {name: dense(x).astype(jnp.float32) for name, x in params["layers"].items()}}
+
+
 def quantised_spec(specs: dict[str, Any], code: Code | None) -> dict[str, Any]:
     """The declaration of `quantised`, from the model's."""
     if code is None:
@@ -127,11 +140,11 @@ def quantised_spec(specs: dict[str, Any], code: Code | None) -> dict[str, Any]:
             return dataclasses.replace(s, dtype=REST)
         *batch, rows, columns = s.shape
         *outer, row_axis, column_axis = s.axes
-        block = max(d for d in range(1, BLOCK + 1) if rows % d == 0)
+        block = _block(rows, code)
         stored, dtype = (block, "int8") if code == "int8" else (block // 2, "uint8")
         shape, axes = (*batch, rows // block, stored, columns), (*outer, row_axis, "block", column_axis)
         codes = dataclasses.replace(s, shape=shape, axes=axes, dtype=dtype)
-        scales = dataclasses.replace(s, shape=(*batch, rows // block, columns), dtype="float32")
+        scales = dataclasses.replace(s, shape=(*batch, rows // block, columns), dtype=SCALE)
         return Quantised(codes, scales, code)
 
     tree = {name: s if name == "layers" else dataclasses.replace(s, dtype=REST) for name, s in specs.items()}

@@ -17,7 +17,7 @@ from burnish.models import transformer
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig, Precision
 from burnish.models.sharding import shardings
-from burnish.models.transformer import Params, ParamSpec, Remat, dot, forward
+from burnish.models.transformer import Adapter, Params, ParamSpec, Remat, dot, forward
 
 
 def spec(config: ModelConfig) -> Params:
@@ -44,9 +44,10 @@ def token_scalars(
     positions: Int[Array, "B T"],
     visibility: Visibility,
     *,
+    adapter: Adapter | None = None,
     precision: Precision = "f32",
     remat: Remat = False,
 ) -> Float[Array, "B T"]:
     """The score of every token: what the model says after having read it and all that it sees. The head's product is in float32 always."""
-    hidden = forward(config, params["decoder"], tokens, positions, visibility, precision=precision, remat=remat)
+    hidden = forward(config, params["decoder"], tokens, positions, visibility, adapter=adapter, precision=precision, remat=remat)
     return dot(hidden, params["score"].T, "f32")[..., 0]

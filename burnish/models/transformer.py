@@ -427,6 +427,40 @@ def forward(
     MLP in parts of some `MLP_TOKENS`; or besides, the inputs of all but every n-th layer, n about the root of their number ("nested": one
     more forward pass; Chen et al., 2016, arXiv:1604.06174).
     """
+    options: dict[str, Any] = {"adapter": adapter, "precision": precision, "remat": remat, "noise": noise}
+    return _through(config, params, tokens, positions, visibility, with_states=False, **options)[0]
+
+
+def forward_with_states(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    visibility: Visibility,
+    *,
+    adapter: Adapter | None = None,
+    precision: Precision = "f32",
+    remat: Remat = False,
+) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"]]:
+    """`forward`, and the residual stream behind every layer; "nested" keeps all of them anyhow, so it is as True."""
+    options: dict[str, Any] = {"adapter": adapter, "precision": precision, "remat": bool(remat), "noise": None}
+    final, states = _through(config, params, tokens, positions, visibility, with_states=True, **options)
+    return final, cast(Array, states)
+
+
+def _through(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    visibility: Visibility,
+    *,
+    adapter: Adapter | None,
+    precision: Precision,
+    remat: Remat,
+    noise: Float[Array, "B T D"] | None,
+    with_states: bool,
+) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"] | None]:
     mlp_parts = _divisor(tokens.shape[1], at_most=max(1, tokens.size // MLP_TOKENS)) if remat else 1
     scale = 0.0 if adapter is None else adapter.scale
 
@@ -451,13 +485,19 @@ def forward(
     traits = layer_traits(config), jnp.arange(config.num_layers, dtype=jnp.int32)
     context = rope_angles(config, positions), positions, visibility, None if adapter is None else adapter.dropout
     x = embed(config, params["embed"], tokens) if noise is None else embed(config, params["embed"], tokens) + noise
+    states = None
     if remat == "nested":
         x = cast(Array, _nested(run, config.num_layers, x, layers, traits, context))
     else:
         policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
-        body = jax.checkpoint(lambda x, layer: (run(x, layer[0], layer[1], context), None), policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(body, x, (layers, traits))
-    return normed(config, x, params["final_norm"])
+        body = jax.checkpoint(lambda x, layer: run(x, layer[0], layer[1], context), policy=policy, prevent_cse=False)
+
+        def step(x: Array, layer: Any) -> tuple[Array, Array | None]:
+            x = body(x, layer)
+            return x, x if with_states else None
+
+        x, states = jax.lax.scan(step, x, (layers, traits))
+    return normed(config, x, params["final_norm"]), states
 
 
 def expert_load(

@@ -28,7 +28,8 @@ from burnish.models.transformer import Adapter, Params, Precision, Remat, capped
 from burnish.rl.batch import TokenBatch
 
 HeadFn = Callable[[Float[Array, "C V"], Any], dict[str, Float[Array, " C"]]]
-"""(logits of a chunk at the sampling temperature, float32; `aux` of those tokens) → named scalars a token."""
+"""(logits of a chunk at the sampling temperature, float32; `aux` of those tokens, or (aux, `shared`) where that is given) → named scalars
+a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,19 @@ def make_score(
 
 
 def target_scores(
-    hidden: Float[Array, "R T D"], head: Float[Array, "V D"], batch: TokenBatch, *, options: HeadOptions = HeadOptions(), aux: Any = None
+    hidden: Float[Array, "R T D"],
+    head: Float[Array, "V D"],
+    batch: TokenBatch,
+    *,
+    options: HeadOptions = HeadOptions(),
+    aux: Any = None,
+    shared: Any = None,
 ) -> tuple[Float[Array, "R M"], dict[str, Float[Array, "R M"]]]:
     """log p(target id | everything its column sees) at the temperature it was sampled at, over the support it was sampled from.
 
     Temperature 0 (greedy) is scored at 1. Where `kept_ids` names a support, the softmax is over those ids only. 0 where the mask is False,
-    whatever the hidden state is there. aux: a tree of [R, M, ...]. Returns the log-probs and the scalars of `head_fn`, all [R, M].
+    whatever the hidden state is there. aux: a tree of [R, M, ...]; shared: a tree of what all tokens have in common, another model's head
+    say; neither gets a gradient. Returns the log-probs and the scalars of `head_fn`, all [R, M].
     """
     rows, length, width = hidden.shape
     mask = jnp.asarray(batch.mask)
@@ -122,7 +130,7 @@ def target_scores(
     temperatures = asked(jnp.where(batch.temperatures > 0, batch.temperatures, 1.0))
     kept_ids = None if batch.kept_ids is None else asked(batch.kept_ids)
     questions = Asked(asked(batch.target_ids), temperatures, kept_ids, jax.tree.map(asked, aux))
-    logps, extras = cast(Scalars, _stream(dataclasses.replace(options, chunk=chunk), features, head, questions, count))
+    logps, extras = cast(Scalars, _stream(dataclasses.replace(options, chunk=chunk), features, head, questions, shared, count))
 
     def unsorted(values: Float[Array, " N"]) -> Float[Array, "R M"]:
         scattered = jnp.zeros(num_targets, jnp.float32).at[order].set(values[:num_targets])
@@ -158,19 +166,19 @@ Scalars = tuple[Float[Array, " N"], dict[str, Float[Array, " N"]]]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _stream(options: HeadOptions, features: Array, head: Array, asked: Asked, count: Array) -> Scalars:
-    return _scan_head(options, features, head, asked, count, slopes=False)[0]
+def _stream(options: HeadOptions, features: Array, head: Array, asked: Asked, shared: Any, count: Array) -> Scalars:
+    return _scan_head(options, features, head, asked, shared, count, slopes=False)[0]
 
 
-def _stream_forward(options: HeadOptions, features: Array, head: Array, asked: Asked, count: Array) -> tuple[Scalars, Any]:
-    scalars, slopes = _scan_head(options, features, head, asked, count, slopes=options.one_pass)
-    return scalars, slopes if options.one_pass else (features, head, asked, count)
+def _stream_forward(options: HeadOptions, features: Array, head: Array, asked: Asked, shared: Any, count: Array) -> tuple[Scalars, Any]:
+    scalars, slopes = _scan_head(options, features, head, asked, shared, count, slopes=options.one_pass)
+    return scalars, slopes if options.one_pass else (features, head, asked, shared, count)
 
 
-def _stream_backward(options: HeadOptions, residuals: Any, cotangents: Scalars) -> tuple[Array, Array | None, None, None]:
+def _stream_backward(options: HeadOptions, residuals: Any, cotangents: Scalars) -> tuple[Array, Array | None, None, None, None]:
     if options.one_pass:
-        return residuals * cotangents[0][:, None], None, None, None
-    features, head, asked, count = residuals
+        return residuals * cotangents[0][:, None], None, None, None, None
+    features, head, asked, shared, count = residuals
     weights = _operand(head, options)
 
     def body(start: Array, carry: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
@@ -178,21 +186,21 @@ def _stream_backward(options: HeadOptions, residuals: Any, cotangents: Scalars) 
         x, questions, g = jax.tree.map(partial(_chunk, start=start, size=options.chunk), (features, asked, cotangents))
         # One product here at bf16, not the two halves' of the scores: the slope is rounded anyway.
         logits = _product(_operand(x, options), weights, 1, 1)
-        _, pull = jax.vjp(lambda logits: _scalars(options, logits, questions), logits)
+        _, pull = jax.vjp(lambda logits: _scalars(options, logits, questions, shared), logits)
         slope = _operand(pull(g)[0], options)
         d_features = _put(d_features, _product(slope, weights, 1, 0), start)
         return d_features, None if d_head is None else d_head + _product(slope, _operand(x, options), 0, 0)
 
     d_head = jnp.zeros(head.shape, jnp.float32) if options.train_head else None
     d_features, d_head = _over_chunks(options, count, body, (jnp.zeros(features.shape, jnp.float32), d_head))
-    return d_features, None if d_head is None else d_head.astype(head.dtype), None, None
+    return d_features, None if d_head is None else d_head.astype(head.dtype), None, None, None
 
 
 _stream.defvjp(_stream_forward, _stream_backward)
 
 
 def _scan_head(
-    options: HeadOptions, features: Array, head: Array, asked: Asked, count: Array, *, slopes: bool
+    options: HeadOptions, features: Array, head: Array, asked: Asked, shared: Any, count: Array, *, slopes: bool
 ) -> tuple[Scalars, Array | None]:
     """The scalars of every token, and with `slopes` d logp / d feature, [N, D]."""
     weights = _operand(head, options)
@@ -202,21 +210,22 @@ def _scan_head(
         x, questions = jax.tree.map(partial(_chunk, start=start, size=options.chunk), (features, asked))
         logits = vocab_logits(x, weights)
         if slope is None:
-            new = _scalars(options, logits, questions)
+            new = _scalars(options, logits, questions, shared)
         else:
-            logps, pull, extras = jax.vjp(lambda z: _scalars(options, z, questions), logits, has_aux=True)
+            logps, pull, extras = jax.vjp(lambda z: _scalars(options, z, questions, shared), logits, has_aux=True)
             new = logps, extras
             slope = _put(slope, _product(_operand(pull(jnp.ones_like(logps))[0], options), weights, 1, 0), start)
         return jax.tree.map(partial(_put, start=start), scalars, new), slope
 
-    like = jax.eval_shape(lambda a: _scalars(options, jnp.zeros((a.ids.shape[0], head.shape[0]), jnp.float32), a), asked)
+    like = jax.eval_shape(lambda a: _scalars(options, jnp.zeros((a.ids.shape[0], head.shape[0]), jnp.float32), a, shared), asked)
     start = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like), jnp.zeros(features.shape, jnp.float32) if slopes else None
     return _over_chunks(options, count, body, start)
 
 
-def _scalars(options: HeadOptions, logits: Float[Array, "C V"], asked: Asked) -> Scalars:
+def _scalars(options: HeadOptions, logits: Float[Array, "C V"], asked: Asked, shared: Any) -> Scalars:
     tempered = capped(logits, options.logit_cap) / asked.temperatures[:, None]
-    extras = {} if options.head_fn is None else options.head_fn(tempered, asked.aux)
+    aux = asked.aux if shared is None else (asked.aux, shared)
+    extras = {} if options.head_fn is None else options.head_fn(tempered, aux)
     return token_logps(tempered, asked.ids, asked.kept_ids), extras
 
 

@@ -10,6 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from burnish.cli.result import load_result
+from burnish.config.tuning import command_of
+from burnish.models.lora import merge
+from burnish.models.model import Model
+from burnish.models.quant import opened, quantised
+from burnish.models.weights import load_adapter
 from burnish.observe.run_folder import read_status
 from tests.cli.runs import Shell
 
@@ -62,6 +68,39 @@ def test_a_run_leaves_what_it_promises(rows: Path, shell: Shell, command: str, o
     first, last = json.loads((run / "eval.json").read_text())["evaluations"]
     assert (first["label"], last["label"]) == ("before", "after") and first["metrics"]["eval/loss"] > last["metrics"]["eval/loss"]
     assert read_status(run)["state"] == "complete"
+    if command == "sft":
+        code, out, err = shell("eval", run)
+        assert code == 0, err
+        assert f"eval/loss: {last['metrics']['eval/loss']:.4f}" in out.splitlines() and "eval/count: 6" in out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        ("distill", ["teacher.path=MODEL", "distillation.temperature=2"], "burnish chat runs/first"),
+        ("reward-model", [], "reward_model.path=runs/first/model"),
+    ],
+)
+def test_distillation_and_reward_models_run_and_are_evaluated_from_their_folders(
+    rows: Path, shell: Shell, model_folder: Path, command: str, options: list[str], says: str
+) -> None:
+    fewer_bits = "model.lora={rank: 2, quantize: int8}"
+    code, out, err = shell(
+        command, rows, fewer_bits, *(option.replace("MODEL", str(model_folder)) for option in options), "training.max_steps=2"
+    )
+    assert code == 0, err
+    run = Path("runs/first")
+    assert says in out and (run / ("adapter" if command == "distill" else "model")).is_dir()
+    after = json.loads((run / "eval.json").read_text())["evaluations"][-1]["metrics"]
+    if command == "distill":
+        told, base = load_result(run).params, Model.load(model_folder).params
+        adapter = load_adapter(run / "adapter", Model.load(model_folder).config)
+        np.testing.assert_array_equal(told["layers"]["q"], merge(opened(quantised(base, "int8")), adapter)["layers"]["q"])
+        assert not np.array_equal(told["embed"], base["embed"]), "the rest of the base is in bf16"
+    assert command_of(run) == command
+    code, out, err = shell("eval", run)
+    assert code == 0, err
+    assert {f"{name}: {value:.4f}" for name, value in after.items() if name != "eval/count"} <= {*out.splitlines()}
 
 
 def test_a_run_that_was_cut_short_goes_on_to_the_same_adapter(rows: Path, shell: Shell) -> None:

@@ -61,8 +61,8 @@ def test_every_other_key_has_a_row():
 
 
 def test_every_key_of_the_runs_on_rows_has_a_row():
-    shared, _, own = reference().partition("# Supervised and preference runs")
-    for config in (CONFIGS["sft"], CONFIGS["dpo"]):
+    shared, _, own = reference().partition("# Runs on rows of data")
+    for config in (CONFIGS[command] for command in ("sft", "dpo", "distill", "reward-model")):
         for path in outline(config, {"loss": {"name": "sigmoid"}}):
             head = "\\.(N\\.)?".join(map(re.escape, path.split(".")))
             where = shared + own if path.split(".")[0] in ("model", "data", "checkpoint", "run") else own

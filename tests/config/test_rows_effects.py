@@ -91,10 +91,28 @@ OTHER: dict[str, list[Any]] = {
     "training.max_nonfinite_updates": [1],
     "training.neftune_alpha": [5.0],
     "training.precompute_reference": [True],
+    "training.centering": [0.5],
+    "teacher.path": ["model"],
+    "distillation.divergence": ["reverse_kl"],
+    "distillation.weight": [2.0],
+    "distillation.beta": [0.2],
+    "distillation.temperature": [3.0],
+    "distillation.top_k": [3],
+    "distillation.nll": [1.0],
+    "distillation.features": [{}],
+    "distillation.features.match": ["pool"],
+    "distillation.features.weight": [2.0],
+    "distillation.features.layers": [[0]],
+    "distillation.attention": [{}],
+    "distillation.attention.weight": [2.0],
+    "distillation.attention.layers": [[0]],
 }
 WHERE: dict[str, dict[str, Any]] = {
     "data.train.0.weight": {"data.train": [{"path": "train.jsonl"}, {"path": "more.jsonl"}]},
     **{f"data.{split}.0.{key}": {f"data.{split}": [{"recipe": "mine.py"}]} for split in ("train", "eval") for key in ("recipe", "options")},
+    "distillation.beta": {"distillation.divergence": "jsd"},
+    "distillation.features.": {"distillation.features": {}},
+    "distillation.attention.": {"distillation.attention": {}},
     "training.overlong": {"training.max_tokens": 8},
     "training.remat": {"model.lora": None},
     "training.max_nonfinite_updates": {"training.optimizer": {"learning_rate": 1e38, "max_grad_norm": None}},
@@ -107,6 +125,8 @@ BY_RUNNING = (
     "training.max_nonfinite_updates",
     "training.neftune_alpha",
 )
+BY_LOSS = ("training.centering", "distillation.", "teacher.path")
+"""What the first mini-batch's loss shows."""
 BY_PROGRAM = ("training.remat", "training.head_chunk", "model.lora.dropout")
 
 RECIPE = """
@@ -139,8 +159,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(folder: Path) -> dict[str, Any]:
-    return {
+def options(folder: Path, command: str = "sft") -> dict[str, Any]:
+    taught = {"teacher": {"path": str(folder / "other")}} if command == "distill" else {}
+    return taught | {
         "model": {"path": str(folder / "model"), "precision": "f32", "lora": {"rank": 2, "targets": ["q", "v"]}},
         "data": {"train": [{"path": "train.jsonl"}], "eval": [{"path": "eval.jsonl"}], "epochs": 3},
         "training": {"max_steps": 3, "batch_size": 4, "max_tokens": 20, "tokens_per_device": 64, "compare": True},
@@ -151,6 +172,8 @@ def build(command: str, values: dict[str, Any], folder: Path) -> Trainer | str:
     """The trainer, or the error."""
     try:
         values["model"]["path"] = str(folder / Path(values["model"]["path"]).name)
+        if "teacher" in values:
+            values["teacher"]["path"] = str(folder / Path(values["teacher"]["path"]).name)
         if values["model"]["lora"] and values["model"]["lora"].get("path"):
             values["model"]["lora"]["path"] = str(folder / "adapter")
         config = CONFIGS[command].model_validate(values)
@@ -189,6 +212,15 @@ def run(command: str, values: dict[str, Any], folder: Path) -> Any:
     return [row["policy/loss"] for row in result.history], result.evaluations
 
 
+def first_loss(command: str, values: dict[str, Any], folder: Path) -> Any:
+    """With a score that isn't 0, where it would be."""
+    trainer = build(command, values, folder)
+    assert isinstance(trainer, Trainer), trainer
+    (micro,) = trainer._micro_batches(trainer._stream.take(4))
+    state = jax.tree.map(lambda x: x + 0.1, trainer.policy.state.trainable)
+    return float(trainer.policy._measure(state, trainer.policy._base, micro)[0].value())
+
+
 def program(command: str, values: dict[str, Any], folder: Path) -> str:
     trainer = build(command, values, folder)
     assert isinstance(trainer, Trainer), trainer
@@ -197,11 +229,12 @@ def program(command: str, values: dict[str, Any], folder: Path) -> str:
     return str(jax.make_jaxpr(lambda *args: policy._steps.totals(*args))(policy.state.trainable, policy._base, micro))
 
 
+SHARED = dict(fields(CONFIGS["sft"])).keys()
 FIELDS = [
     (command, path)
-    for command in ("sft", "dpo")
+    for command in ("sft", "dpo", "distill", "reward-model")
     for path in dict(fields(CONFIGS[command]))
-    if path in OTHER or not path.startswith(ELSEWHERE)
+    if (path in OTHER or not path.startswith(ELSEWHERE)) and (command in ("sft", "dpo") or path not in SHARED)
 ]
 
 
@@ -211,8 +244,9 @@ def test_every_field_is_looked_at() -> None:
 
 @pytest.mark.parametrize(("command", "path"), FIELDS)
 def test_b127_a_field_of_a_run_on_rows_has_an_effect(folder: Path, command: str, path: str) -> None:
-    see = run if path in BY_RUNNING else program if path in BY_PROGRAM else observe
-    before = changed(options(folder), WHERE.get(path, {}))
+    see = run if path in BY_RUNNING else program if path in BY_PROGRAM else first_loss if path.startswith(BY_LOSS) else observe
+    needed = next((where for key, where in WHERE.items() if key == path or (key.endswith(".") and path.startswith(key))), {})
+    before = changed(options(folder, command), needed)
     seen = see(command, before, folder)
     assert see is not observe or not isinstance(seen, str), seen
     for value in OTHER[path]:

@@ -12,7 +12,7 @@ from burnish.config.schema import LoraConfig
 from burnish.models import quant
 from burnish.models.attention import Visibility
 from burnish.models.lora import init_adapter, merge
-from burnish.models.quant import Code, Quantised, dense, quantise, quantised, quantised_spec
+from burnish.models.quant import Code, Quantised, dense, opened, quantise, quantised, quantised_spec
 from burnish.models.sharding import shardings
 from burnish.models.transformer import Adapter, Params, ParamSpec, Remat, forward
 from burnish.models.transformer import spec as model_spec
@@ -48,10 +48,12 @@ def test_a_column_by_hand() -> None:
 def test_no_number_is_further_off_than_half_a_step_of_its_block(code: Code) -> None:
     matrix = jax.random.normal(jax.random.key(0), (3, 192, 10))
     found = quantise(matrix, code)
-    assert found.shape == matrix.shape and found.scales.shape == (3, 3, 10)
+    size = 64 if code == "int8" else 16
+    assert found.shape == matrix.shape and found.scales.shape == (3, 192 // size, 10)
     step = {"int8": 1 / 127, "int4": 1 / 7, "nf4": max(np.diff(PAPER))}[code]
-    off = jnp.abs(dense(found) - matrix).reshape(3, 3, 64, 10).max(axis=2)
-    assert bool(jnp.all(off <= found.scales * step / 2 * 1.001)) and bool(jnp.all(off > 0))
+    off = jnp.abs(dense(found) - matrix).reshape(3, -1, size, 10).max(axis=2)
+    allowed = found.scales.astype(jnp.float32) * (step / 2 + 1 / 256)  # scales are rounded to bfloat16
+    assert bool(jnp.all(off <= allowed)) and bool(jnp.all(off > 0))
     again = quantise(dense(found), code)
     np.testing.assert_array_equal(again.codes, found.codes)
 
@@ -80,19 +82,13 @@ def test_stored_bytes_of_a_model_of_135_million() -> None:
         return sum(2 * int(np.prod(s.shape)) for s in leaves(tree))
 
     matrices = {name: x for name, x in declared["layers"].items() if isinstance(x, Quantised)}
-    assert stored(matrices) / bf16({name: plain["layers"][name] for name in matrices}) == pytest.approx(0.28125)
-    assert stored(declared) / bf16(plain) <= 0.45
+    assert stored(matrices) / bf16({name: plain["layers"][name] for name in matrices}) == pytest.approx(0.3125)
+    assert stored(declared) / bf16(plain) <= 0.50
 
 
 # --------------------------------------------------------------------------------------------------------------------- whole models
 
 LORA = LoraConfig(rank=4, alpha=8.0, dora=True)
-
-
-def opened(params: Params) -> Params:
-    """The same numbers without codes, in float32."""
-    whole = {name: dense(x).astype(jnp.float32) for name, x in params["layers"].items()}
-    return {name: x if name == "layers" else x.astype(jnp.float32) for name, x in params.items()} | {"layers": whole}
 
 
 def lively_adapter(params: Params, lora: LoraConfig = LORA) -> Adapter:

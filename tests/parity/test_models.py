@@ -1,5 +1,6 @@
 """What burnish writes, other libraries read, and the other way: model folders with transformers, adapters with PEFT."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,29 +64,33 @@ def test_classifiers_are_the_same_both_ways(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(scores_of(again), ours, atol=1e-4)
 
 
-def lively_adapter(config: ModelConfig) -> Adapter:
+def lively_adapter(config: ModelConfig, params: Params, options: LoraConfig) -> Adapter:
     """An adapter whose `b` has left zero."""
-    fresh = init_adapter(config, LoraConfig(rank=4, alpha=8.0), jax.random.key(0))
+    fresh = init_adapter(config, options, jax.random.key(0), params)
     return fresh._replace(pairs=jax.tree.map(lambda leaf: leaf + 0.1, fresh.pairs))
 
 
-def test_peft_loads_our_adapter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [{}, {"rslora": True}, {"dora": True}], ids=["plain", "rslora", "dora"])
+def test_peft_loads_our_adapter(kind: dict[str, bool], tmp_path: Path) -> None:
     theirs = recipe_model(CASES["qwen3"])
     theirs.save_pretrained(tmp_path / "base")
     config, params = weights.load(tmp_path / "base")
-    adapter = lively_adapter(config)
-    weights.save_adapter(tmp_path / "adapter", config, adapter, base=str(tmp_path / "base"))
+    options = LoraConfig(rank=4, alpha=8.0, **kind)
+    adapter = lively_adapter(config, params, options)
+    weights.save_adapter(tmp_path / "adapter", config, adapter, base=str(tmp_path / "base"), options=options)
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (told["use_rslora"], told["use_dora"], told["lora_alpha"]) == (options.rslora, options.dora, 8.0)
     with_adapter = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     ours = our_logits(config, params, adapter)
     np.testing.assert_allclose(logits_of(with_adapter), ours, atol=1e-4)
     assert np.abs(ours - our_logits(config, params)).max() > 0.1
 
 
-@pytest.mark.parametrize("use_rslora", [False, True])
-def test_we_load_an_adapter_of_peft(use_rslora: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["plain", "rslora", "dora"])
+def test_we_load_an_adapter_of_peft(kind: dict[str, bool], tmp_path: Path) -> None:
     theirs = recipe_model(CASES["smollm2"])
     theirs.save_pretrained(tmp_path / "base")
-    options = PeftLoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"], use_rslora=use_rslora)
+    options = PeftLoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"], **kind)
     with_adapter = get_peft_model(theirs, options).eval()
     with torch.no_grad():
         for name, value in with_adapter.named_parameters():

@@ -25,9 +25,9 @@ def micro_batches(
     pairs_per_token: float = 4096.0,
     size: int = 0,
 ) -> list[TokenBatch]:
-    """A mini-batch of examples. Sequence number k of example i is `i * (sequences a row) + k`; `advantages` are 1 of what is wanted, else
-    -1. size: the usual number of examples, so that a shorter batch has the shape of the others. Raises UserError for a row that needs more
-    than `tokens_per_device`."""
+    """A mini-batch of examples. Sequence number k of example i is `i * (sequences a row) + k`; `advantages` are 1 and the row's margin of
+    what is wanted, else -1. size: the usual number of examples, so that a shorter batch has the shape of the others. Raises UserError for a
+    row that needs more than `tokens_per_device`."""
     for example in examples:
         if example.num_tokens > tokens_per_device:
             raise UserError(
@@ -35,7 +35,7 @@ def micro_batches(
                 "raise it, or lower `training.max_tokens`"
             )
     groups = [Group((0, i), Prompt(e.id, ()), [_trajectory(a, (0, i), k) for k, a in enumerate(e.answers)]) for i, e in enumerate(examples)]
-    credit = {((0, i), k): 1.0 if a.wanted else -1.0 for i, e in enumerate(examples) for k, a in enumerate(e.answers)}
+    credit = {((0, i), k): 1.0 + e.margin if a.wanted else -1.0 for i, e in enumerate(examples) for k, a in enumerate(e.answers)}
     sequences = max((len(e.answers) for e in examples), default=0)
     return build_micro_batches(
         groups,

@@ -59,16 +59,11 @@ class TrainedPolicy:
         training: RowsTrainingConfig = RowsTrainingConfig(),
         seed: int = 0,
     ) -> None:
-        place = actor_place(ClusterConfig(actor=mesh), num_devices=jax.local_device_count())
-        self.mesh = make_mesh(place)
-        self._site = Site(place, self.mesh, self.mesh, contextlib.nullcontext())
+        self._place_at(mesh, precision, training, lora)
         model = model if isinstance(model, Model) else Model.load(model, mesh=self.mesh)
         if self.mesh is not None:
             check_mesh(model.config, self.mesh)
         self.model = dataclasses.replace(model, params=self._site.spread(model.params, transformer.spec(model.config)))
-        self.precision: Precision = resolve_precision(precision)
-        self._training = training
-        self._lora = lora
         if lora is not None:
             self.model = dataclasses.replace(self.model, params=frozen_base(self.model, lora, self.mesh))
         start = None if lora is None else self._start(lora, seed)
@@ -76,6 +71,16 @@ class TrainedPolicy:
         self._base: Params | None = None if start is None else self.model.params
         self._first: Params = self.model.params if start is None else start.pairs
         self._is_fresh = lora is None or lora.path is None
+
+    def _place_at(
+        self, mesh: MeshSpec, precision: Literal["auto", "f32", "bf16"], training: RowsTrainingConfig, lora: LoraConfig | None
+    ) -> None:
+        """What is known before there are weights."""
+        place = actor_place(ClusterConfig(actor=mesh), num_devices=jax.local_device_count())
+        self.mesh = make_mesh(place)
+        self._site = Site(place, self.mesh, self.mesh, contextlib.nullcontext())
+        self.precision: Precision = resolve_precision(precision)
+        self._training, self._lora = training, lora
         self._state: TrainState | None = None
 
     def _start(self, lora: LoraConfig, seed: int) -> Adapter:
@@ -139,6 +144,11 @@ class TrainedPolicy:
         return self._state
 
     @property
+    def trained(self) -> Params:
+        """All weights, or an adapter's pairs, as they are now."""
+        return self.state.trainable
+
+    @property
     def rows_multiple(self) -> int:
         """What the rows of a batch must be a multiple of, to be spread evenly over the devices."""
         return self._site.place.rows
@@ -194,9 +204,9 @@ class TrainedPolicy:
     def export(self, folder: Path) -> Path:
         """Write what was trained: `adapter/` in PEFT's format, or `model/` as a Hugging Face folder; returns which."""
         if self.scale is None:
-            weights.save(folder / "model", self.model.config, self.state.trainable, like=self.model.folder)
+            weights.save(folder / "model", self.model.config, self.trained, like=self.model.folder)
             return folder / "model"
-        adapter = Adapter(self.state.trainable, self.scale)
+        adapter = Adapter(self.trained, self.scale)
         base = str(self.model.folder.absolute())
         weights.save_adapter(folder / "adapter", self.model.config, adapter, base=base, options=self._lora)
         return folder / "adapter"

@@ -46,7 +46,15 @@ from burnish.train.trainers.policy import TrainedPolicy
 
 log = logging.getLogger(__name__)
 
-EVALUATED = {"policy/loss": "eval/loss", "preference/accuracy": "eval/accuracy", "preference/margin": "eval/margin"}
+EVALUATED = {
+    "policy/loss": "eval/loss",
+    "preference/accuracy": "eval/accuracy",
+    "preference/margin": "eval/margin",
+    "distillation/divergence": "eval/divergence",
+    "distillation/nll": "eval/nll",
+    "distillation/features": "eval/features",
+    "distillation/attention": "eval/attention",
+}
 """Names of an evaluation's metrics, by the names of those in training."""
 COUNT = "eval/count"
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024

@@ -39,7 +39,13 @@ from burnish.train.trainers.noise import dropout
 from burnish.train.trainers.objective import Objective, RowsMicroBatch
 from burnish.train.trainers.policy import TrainedPolicy
 
-MEASURED = ("distillation/divergence", "distillation/nll", "distillation/features", "distillation/attention")
+MEASURED = {
+    "divergence": "distillation/divergence",
+    "nll": "distillation/nll",
+    "features": "distillation/features",
+    "attention": "distillation/attention",
+}
+"""The metrics of what is compared."""
 
 
 def distillation_objective(options: DistillationSection) -> Objective:
@@ -50,7 +56,7 @@ def distillation_objective(options: DistillationSection) -> Objective:
 
     present = (options.divergence, True, options.features, options.attention)
     return Objective(
-        "distillation", supervised, loss, SupervisedReader, measured=tuple(m for m, p in zip(MEASURED, present, strict=True) if p)
+        "distillation", supervised, loss, SupervisedReader, measured=tuple(m for m, p in zip(MEASURED.values(), present, strict=True) if p)
     )
 
 
@@ -134,7 +140,7 @@ class DistilledPolicy(TrainedPolicy):
             sums = {name: jnp.sum(clean(values, mask)) for name, (_, values) in parts.items()}
             mean = Mean(sum((factor * sums[name] for name, (factor, _) in parts.items() if factor), start=jnp.zeros(())), count)
             metrics: Metrics = {"policy/loss": mean}
-            metrics |= {f"distillation/{name}": Mean(total, count) for name, total in sums.items()}
+            metrics |= {MEASURED[name]: Mean(total, count) for name, total in sums.items()}
             return mean.total, (mean, jax.lax.stop_gradient(metrics))
 
         return loss

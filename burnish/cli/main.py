@@ -15,7 +15,26 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from burnish.cli import chat, check, config, distill, dpo, eval, export, fetch, launch, play, report, reward_model, rewards, serve, sft, trace, train, watch
+from burnish.cli import (
+    chat,
+    check,
+    config,
+    distill,
+    dpo,
+    eval,
+    export,
+    fetch,
+    launch,
+    play,
+    report,
+    reward_model,
+    rewards,
+    serve,
+    sft,
+    trace,
+    train,
+    watch,
+)
 from burnish.config.errors import BurnishError
 from burnish.config.secrets import scrub
 

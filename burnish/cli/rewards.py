@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.cli.options import add_config_arguments, load
 from burnish.config.errors import UserError
-from burnish.types import Prompt
 
 if TYPE_CHECKING:
     from burnish.rewards.check import GraderReport
+    from burnish.types import Prompt
 
 
 def add_parser(subparsers: Any) -> None:

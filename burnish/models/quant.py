@@ -2,12 +2,12 @@
 arXiv:2305.14314).
 
 Owns the three codes, their packing, and the quantised form of a model's parameters and of their declaration. Numbers of one column that lie
-in one block of rows share a scale, the largest size among them; 4-bit codes lie two in a byte (jax's own int4 takes a byte a number on
-CPUs). `transformer.project` asks for `dense` inside the scan over layers, so one layer's matrices exist in full at a time. Who
-quantises is the trainer's policy and the cluster, once the weights are where they are trained.
+in one block of rows share a scale, about the largest size among them; 4-bit codes lie two in a byte (jax's own int4 takes a byte a number
+on CPUs). `transformer.project` asks for `dense` inside the scan over layers, so one layer's matrices exist in full at a time. Who quantises
+is the trainer's policy and the cluster, once the weights are where they are trained.
 
 Differs from the paper: scales are bfloat16, one for 16 numbers of 4 bits, where the paper has one float32 for 64 and quantises these once
-more; blocks run along a matrix's rows, not along the flat array.
+more; a scale may cut off a block's largest number; blocks run along a matrix's rows, not along the flat array.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ BLOCKS: dict[Code, int] = {"int8": 64, "int4": 16, "nf4": 16}
 """Rows that share a scale, where so many divide the matrix's rows; else the largest divisor below: a quarter of a bit a number for 8 bits,
 one bit for 4. What larger blocks lose: dev/LOG.md."""
 SCALE = "bfloat16"
+CLIPS = (0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72, 0.68)
+"""Of a block's largest number, tried as its scale at 4 bits: the rest is cut off where the block as a whole is nearer then."""
 REST = "bfloat16"
 """What the frozen leaves that aren't quantised are kept in: the embedding, norms, biases."""
 
@@ -62,7 +64,7 @@ def nf4_table() -> np.ndarray:
 
 
 _TABLES = {"nf4": nf4_table(), "int4": (np.arange(-7, 9) / 7).astype(np.float32)}
-"""What a 4-bit code stands for, before its scale; int4's last isn't used, so that codes are symmetric."""
+"""What a 4-bit code stands for, before its scale; int4's last, 8/7, is for numbers that a smaller scale would cut off."""
 
 
 @partial(jax.jit, static_argnames="code")
@@ -71,14 +73,28 @@ def quantise(matrix: Float[Array, "*batch i o"], code: Code) -> Quantised:
     *batch, rows, columns = matrix.shape
     block = _block(rows, code)
     blocks = matrix.astype(jnp.float32).reshape(*batch, rows // block, block, columns)
-    scales = jnp.max(jnp.abs(blocks), axis=-2).astype(SCALE)
-    numbers = blocks / jnp.where(scales > 0, scales, 1).astype(jnp.float32)[..., None, :]
+    largest = jnp.max(jnp.abs(blocks), axis=-2)
     if code == "int8":  # a scale that was rounded down would ask for 128
-        return Quantised(jnp.clip(jnp.round(numbers * 127), -127, 127).astype(jnp.int8), scales, code)
+        scales = largest.astype(SCALE)
+        return Quantised(jnp.clip(jnp.round(_shares(blocks, scales) * 127), -127, 127).astype(jnp.int8), scales, code)
     if block % 2:
         raise ValueError(f"4-bit codes lie in pairs along a matrix's rows, of which {rows} are cut into blocks of {block}: use int8")
-    low, high = jnp.split(_nearest(numbers, _TABLES[code]), 2, axis=-2)
+    first = _rounded(blocks, largest, code)
+    _, scales, codes = jax.lax.fori_loop(0, len(CLIPS), partial(_closer, blocks, largest, code), first)
+    low, high = jnp.split(codes, 2, axis=-2)
     return Quantised(low | high << 4, scales, code)
+
+
+def _shares(blocks: Array, scales: Array) -> Array:
+    return blocks / jnp.where(scales > 0, scales, 1).astype(jnp.float32)[..., None, :]
+
+
+def _rounded(blocks: Array, sizes: Array, code: Code) -> tuple[Array, Array, Array]:
+    """Each block's squared error, its scale, and its 4-bit codes."""
+    scales = sizes.astype(SCALE)
+    codes = _nearest(_shares(blocks, scales), _TABLES[code])
+    found = jnp.take(jnp.asarray(_TABLES[code]), codes.astype(jnp.int32)) * scales.astype(jnp.float32)[..., None, :]
+    return jnp.sum(jnp.square(found - blocks), axis=-2), scales, codes
 
 
 def dense(matrix: Array | Quantised) -> Array:
@@ -95,6 +111,14 @@ def dense(matrix: Array | Quantised) -> Array:
 
 def _block(rows: int, code: Code) -> int:
     return max(d for d in range(1, BLOCKS[code] + 1) if rows % d == 0)
+
+
+def _closer(blocks: Array, largest: Array, code: Code, i: Array, best: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """Per block the better of what is known and of the i-th smaller scale."""
+    errors, scales, codes = _rounded(blocks, largest * jnp.asarray(CLIPS)[i], code)
+    closer = errors < best[0]
+    chosen = jnp.where(closer, errors, best[0]), jnp.where(closer, scales, best[1])
+    return (*chosen, jnp.where(closer[..., None, :], codes, best[2]))
 
 
 def _nearest(numbers: Float[Array, "*n"], table: np.ndarray) -> UInt8[Array, "*n"]:

@@ -1,4 +1,4 @@
-"""Codes of 8 and 4 bits: hand-worked numbers, bytes as they are stored, errors within half a step, and the same model through the scan."""
+"""Codes of 8 and 4 bits: hand-worked numbers, bytes as they are stored, no larger errors than plain rounding's, the same model by scan."""
 
 import dataclasses
 
@@ -31,11 +31,12 @@ def test_nf4_is_the_papers_table() -> None:
 
 
 def test_a_column_by_hand() -> None:
-    """Four rows are one block; its scale is 2, and 4-bit codes pair the first half of a block with the second."""
+    """Four rows are one block; 4-bit codes pair the first half of a block with the second."""
     column = jnp.array([[2.0], [-1.0], [0.3], [0.0]])
     small = quantise(column, "int4")
-    assert small.codes.dtype == jnp.uint8 and small.codes.tolist() == [[[14 + 16 * 8], [3 + 16 * 7]]] and small.scales.tolist() == [[2.0]]
-    np.testing.assert_allclose(dense(small)[:, 0], [2.0, -8 / 7, 2 / 7, 0.0], rtol=1e-6)
+    # At a scale of .88 · 2, in bfloat16, 8/7, -4/7 and 1/7 lie nearer to the column than 1, -4/7 and 1/7 of 2: .0025 squared against .0206.
+    assert small.codes.dtype == jnp.uint8 and small.codes.tolist() == [[[15 + 16 * 8], [3 + 16 * 7]]]
+    np.testing.assert_allclose(dense(small)[:, 0], 1.7578125 * np.array([8 / 7, -4 / 7, 1 / 7, 0.0]), rtol=1e-6)
     normal = quantise(column, "nf4")
     assert normal.codes.tolist() == [[[15 + 16 * 9], [2 + 16 * 7]]]  # ±.5 and .15 of the scale lie nearest to -.525 and .161
     np.testing.assert_allclose(dense(normal)[:, 0], 2 * np.array([1.0, PAPER[2], PAPER[9], 0.0]), rtol=1e-5)
@@ -45,15 +46,18 @@ def test_a_column_by_hand() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_no_number_is_further_off_than_half_a_step_of_its_block(code: Code) -> None:
+def test_no_block_is_further_off_than_by_rounding_at_its_largest_number(code: Code) -> None:
     matrix = jax.random.normal(jax.random.key(0), (3, 192, 10))
     found = quantise(matrix, code)
     size = 64 if code == "int8" else 16
     assert found.shape == matrix.shape and found.scales.shape == (3, 192 // size, 10)
-    step = {"int8": 1 / 127, "int4": 1 / 7, "nf4": max(np.diff(PAPER))}[code]
-    off = jnp.abs(dense(found) - matrix).reshape(3, -1, size, 10).max(axis=2)
-    allowed = found.scales.astype(jnp.float32) * (step / 2 + 1 / 256)  # scales are rounded to bfloat16
-    assert bool(jnp.all(off <= allowed)) and bool(jnp.all(off > 0))
+    blocks = np.asarray(matrix).reshape(3, -1, size, 10)
+    table = {"int8": np.arange(-127, 128) / 127, "int4": np.arange(-7, 8) / 7, "nf4": np.array(PAPER)}[code]
+    scale = np.abs(blocks).max(axis=2, keepdims=True)
+    nearest = table[np.abs(blocks[..., None] / scale[..., None] - table).argmin(axis=-1)] * scale
+    ours = np.square(np.asarray(dense(found)).reshape(blocks.shape) - blocks).sum(axis=2)
+    plain = np.square(nearest - blocks).sum(axis=2)
+    assert (ours <= 1.3 * plain + 3e-4).all() and 0 < ours.sum() <= (1.1 if code == "int8" else 0.9) * plain.sum()
     again = quantise(dense(found), code)
     np.testing.assert_array_equal(again.codes, found.codes)
 

@@ -26,7 +26,7 @@ from burnish.observe.devices import ProfileSink
 from burnish.observe.display import ProgressSink
 from burnish.observe.health import HealthSink
 from burnish.observe.run_folder import CHECKPOINTS, RunFolder
-from burnish.observe.sinks import JsonlSink, Sink
+from burnish.observe.sinks import JsonlSink, Sink, Sinks
 from burnish.observe.trace_writer import TraceWriter
 from burnish.observe.trackers import make_tracker
 from burnish.observe.transcripts import TranscriptSink
@@ -112,6 +112,7 @@ class _Run(Generic[AnyConfig]):
         self._path = Path(self._config.run.folder) / self._config.run.name
         self._folder: RunFolder | None = None
         self._written: list[JsonlSink | HealthSink | TranscriptSink] = []
+        self._made: Sequence[Sink] = ()
         self._saver: Saver | None = None
         fleet.on_leaving(self.fail)
 
@@ -132,7 +133,11 @@ class _Run(Generic[AnyConfig]):
         return True
 
     def go(self, build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]], stopping: Stopping, next_step: str) -> int:
-        learner, finish = build(self._sinks)
+        try:
+            learner, finish = build(self._sinks)
+        except BaseException:
+            Sinks(self._made).close()  # no learner has taken them
+            raise
         assert self._saver is not None, "made with the sinks"
         with learner:
             if self._resuming:
@@ -180,7 +185,8 @@ class _Run(Generic[AnyConfig]):
             first, last = map(int, config.observe.profile.split("-"))
             others.append(ProfileSink(folder.path / "profile", first, last))
         others += [make_tracker(kind, folder.path, config=options) for kind in config.observe.trackers]
-        return [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *others]
+        self._made = [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *others]
+        return self._made
 
     def _go_on(self, learner: Learner[Any], saver: Saver) -> None:
         start = learner.resume(saver.folder, self._step)

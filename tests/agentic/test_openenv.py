@@ -22,6 +22,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
+        self.idle = threading.Condition()
         self.resets: list[dict[str, Any]] = []
 
     async def serve(self, socket: Any) -> None:
@@ -44,7 +45,14 @@ class Counting:
                 right = int(data["message"]) == count
                 answer = {"observation": {"text": f"at {count}"}, "reward": float(right), "done": count == target or not right}
             await socket.send(json.dumps({"type": "observation", "data": answer}))
-        self.closed += 1
+        with self.idle:
+            self.closed += 1
+            self.idle.notify_all()
+
+    def all_closed(self, *, within_s: float = 10.0) -> bool:
+        """Whether every session that was opened ends in time: a client is told of its close before the server's own thread has counted it."""
+        with self.idle:
+            return self.idle.wait_for(lambda: self.closed == self.opened, within_s)
 
 
 @pytest.fixture
@@ -76,7 +84,7 @@ def test_an_episode_over_the_socket(codec: Codec, served: tuple[str, Counting]) 
     got = play(context(script(codec, "1", "2", "3"), codec), env)
     assert got.status is Status.OK and [step.reward for step in got.steps] == [1.0] * 3
     assert [message["content"] for message in got.messages] == ["count to 3", "1", "at 1", "2", "at 2", "3"]
-    assert counting.resets == [{"seed": 7, "target": 3}] and (counting.opened, counting.closed) == (1, 1)
+    assert counting.resets == [{"seed": 7, "target": 3}] and counting.opened == 1 and counting.all_closed()
 
 
 def test_actions_as_json_and_observations_whole(codec: Codec, served: tuple[str, Counting]) -> None:
@@ -91,7 +99,7 @@ def test_actions_as_json_and_observations_whole(codec: Codec, served: tuple[str,
 def test_what_the_server_refuses_is_the_episodes_error(codec: Codec, served: tuple[str, Counting]) -> None:
     got = play(context(script(codec, "one"), codec), OpenEnv({"seed": 7}, url=served[0], observation_key="text"))
     assert got.status is Status.ENV_ERROR and "the server refused step: not a number (VALIDATION_ERROR)" in (got.error or "")
-    assert served[1].closed == 1
+    assert served[1].opened == 1 and served[1].all_closed()
     got = play(context(script(codec, "1"), codec), OpenEnv({"seed": 7}, url=served[0], observation_key="words"))
     assert got.status is Status.ENV_ERROR and "has no 'words'" in (got.error or "")
 

@@ -50,7 +50,7 @@ class Counting:
             self.idle.notify_all()
 
     def all_closed(self, *, within_s: float = 10.0) -> bool:
-        """Whether every session that was opened ends in time: a client is told of its close before the server's own thread has counted it."""
+        """Whether every opened session ends in time: a client is told of its close before the server has counted it."""
         with self.idle:
             return self.idle.wait_for(lambda: self.closed == self.opened, within_s)
 

@@ -38,11 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 def lines(found: Bottlenecks, folder: Path) -> list[str]:
     """The analysis in words, for a terminal or a log."""
-    trainer, waits, rollout = dict(found.trainer), found.waits_for, found.rollout
+    trainer = dict(found.trainer)
     wait = trainer.pop("wait")
     out = [f"{folder}: {found.steps} steps of {found.step_s:.2f} s (median); the first step, which compiles, is left out", ""]
     out.append(_role("trainer", 1 - wait, f"{_shares(trainer)}"))
-    out.append(f"{'':>12} waits {_percent(wait)}{_for(waits)}")
+    return out + (_of_sampling(found, wait) if found.samples else [""]) + _ending(found)
+
+
+def _of_sampling(found: Bottlenecks, wait: float) -> list[str]:
+    rollout, out = found.rollout, [f"{'':>12} waits {_percent(wait)}{_for(found.waits_for)}"]
     out.append(_role("rollout", rollout["rollout"] + rollout["data"] + rollout["batch"], _shares({k: rollout[k] for k in WORK})))
     out.append(f"{'':>12} waits {_percent(rollout['gate.wait'])} for new weights, {_percent(rollout['queue.put'])} for room in the queue")
     out.append(_role("engine", found.engine_busy, f"{found.slots_used:.1f} requests in its slots while it computes"))
@@ -54,8 +58,11 @@ def lines(found: Bottlenecks, folder: Path) -> list[str]:
         )
     out.append(f"stragglers: for {_percent(found.tail)} of a rollout at most a tenth of its episodes still plays")
     out.append(f"queue: {found.queue:.2f} batches wait on average; sync: {found.sync_s:.3f} s a step")
-    out.append(f"a step: {' → '.join(f'{name} {seconds:.3f}' for name, seconds in found.path if seconds >= 0.005 * found.step_s)} s")
-    out.append("")
+    return out
+
+
+def _ending(found: Bottlenecks) -> list[str]:
+    out = [f"a step: {' → '.join(f'{name} {seconds:.3f}' for name, seconds in found.path if seconds >= 0.005 * found.step_s)} s", ""]
     if not found.alarms:
         out.append("nothing stands out")
     out += [f"{'!' if finding.alarm else '·'} {finding.name}: {finding.text}" for finding in found.findings]

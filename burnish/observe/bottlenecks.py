@@ -16,8 +16,8 @@ from burnish.config.errors import UserError
 from burnish.observe.trace_reader import Slice, Timeline
 
 ENVIRONMENT = ("env.reset", "env.step", "env.close")
-PHASES = ("score", "update", "sync", "save", "evaluate")
-"""What the trainer's thread does, beside waiting."""
+PHASES = ("prepare", "score", "update", "sync", "save", "evaluate")
+"""What the trainer's thread does, beside waiting; it prepares rows of data, and episodes come prepared."""
 _MOST_LISTED = 6
 
 
@@ -94,15 +94,16 @@ class Calls:
 class Bottlenecks:
     """What `analyse` finds. Shares are of the window; seconds are of all of it.
 
-    trainer, rollout: by phase. waits_for: the trainer's waiting, by what went on meanwhile. engine_busy: share in which it computed;
-    slots_used: requests in its slots on average while it did. hidden: share of the time of environments and tools in which the engine or
-    the trainer computed. tail: share of rollouts in which at most a tenth of their episodes still played. path: a step of median length,
-    part after part.
+    samples: whether there is a rollout; rows of data have none. trainer, rollout: by phase. waits_for: the trainer's waiting, by what went
+    on meanwhile. engine_busy: share in which it computed; slots_used: requests in its slots on average while it did. hidden: share of the
+    time of environments and tools in which the engine or the trainer computed. tail: share of rollouts in which at most a tenth of their
+    episodes still played. path: a step of median length, part after part.
     """
 
     steps: int
     seconds: float
     step_s: float
+    samples: bool
     trainer: Mapping[str, float]
     waits_for: Mapping[str, float]
     rollout: Mapping[str, float]
@@ -151,6 +152,7 @@ def analyse(timeline: Timeline, config: Mapping[str, Any] | None = None) -> Bott
     phases = {name: phase(on_trainer, name) for name in (*PHASES, "wait")}
     # Where micro-batches stream, an update is begun before the last of them is there.
     phases["update"] = phases["update"].without(phases["wait"]).without(phases["score"])
+    phases["prepare"] = phases["prepare"].without(phases["score"])
     computing = Intervals([*engine.pairs, *phases["score"].pairs, *phases["update"].pairs])
     trainer = {name: share(moments) for name, moments in phases.items()}
     requests = [one for one in inside if one.name == "request"]
@@ -158,6 +160,7 @@ def analyse(timeline: Timeline, config: Mapping[str, Any] | None = None) -> Bott
         "steps": len(counted),
         "seconds": window.seconds,
         "step_s": statistics.median(one.seconds for one in counted),
+        "samples": bool(timeline.named("rollout")),
         "trainer": trainer | {"other": max(0.0, 1.0 - sum(trainer.values()))},
         "waits_for": {name: s / window.seconds for name, s in split(phases["wait"].both(window), causes).items()},
         "rollout": {name: share(phase(producer, name)) for name in ("rollout", "data", "batch", "gate.wait", "queue.put")},
@@ -180,9 +183,13 @@ KINDS = {"environment": ENVIRONMENT, "tools": ("tool",), "rewards": ("reward",),
 
 
 def whole_steps(timeline: Timeline) -> list[Slice]:
-    """The steps that ended with new weights for the engine."""
-    syncs = Intervals.of(one for one in timeline.slices if one.name == "sync" and not one.cut)
-    return [one for one in timeline.named("step") if not one.cut and _alone(one).both(syncs).pairs]
+    """The steps that ended with new weights: not the one that finds no more data, nor one that was given up."""
+    updates: dict[int, list[Slice]] = {}
+    for one in timeline.named("update"):
+        updates.setdefault(one.track, []).append(one)
+    learned = {track: Intervals.of(slices) for track, slices in updates.items()}
+    steps = (one for one in timeline.named("step") if not one.cut and "error" not in one.ids)
+    return [one for one in steps if _alone(one).both(learned.get(one.track, Intervals())).pairs]
 
 
 def split(moments: Intervals, causes: Mapping[str, Intervals]) -> dict[str, float]:
@@ -236,6 +243,8 @@ def _tail(timeline: Timeline, window: Intervals) -> float:
 def _findings(found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Finding]:
     """What stands out, the largest share first, alarms before hints."""
     waits, trainer, step_s = found["waits_for"], found["trainer"], found["step_s"]
+    if not found["samples"]:
+        return _findings_of_rows(trainer, step_s)
     per_step = found["seconds"] / found["steps"]
     staleness = _option(config, "rollout", "max_staleness", default=0)
     outside = waits["environment"] + waits["tools"]
@@ -265,12 +274,7 @@ def _findings(found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Findi
             f"new weights take {_seconds(found['sync_s'])} a step to reach the engine: train an adapter (model.lora) or lend the weights "
             "(rollout.weights: lent) so that less moves, or do more with each version: raise training.batch_size",
         ),
-        Finding(
-            "save",
-            trainer["save"] >= 0.15,
-            trainer["save"],
-            f"{_percent(trainer['save'])} of the time goes into checkpoints: raise checkpoint.every",
-        ),
+        _about_saving(trainer),
         Finding(
             "trainer",
             learning >= 0.7,
@@ -309,6 +313,33 @@ def _findings(found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Findi
             )
         )
     return [*alarms, *hints]
+
+
+def _findings_of_rows(trainer: Mapping[str, float], step_s: float) -> list[Finding]:
+    """Of a run on rows of data, which should do little but update."""
+    rules = [
+        Finding(
+            "data",
+            trainer["prepare"] >= 0.2,
+            trainer["prepare"],
+            f"the trainer spends {_seconds(trainer['prepare'] * step_s)} a step in reading and laying out rows: make the source quicker "
+            "(data.train: a file, or rows that are computed before)",
+        ),
+        Finding(
+            "reference",
+            trainer["score"] >= 0.2,
+            trainer["score"],
+            f"{_percent(trainer['score'])} of the time goes into the reference's log-probs: where the same rows come again, compute them "
+            "once (training.precompute_reference)",
+        ),
+        _about_saving(trainer),
+    ]
+    return sorted((rule for rule in rules if rule.alarm), key=lambda rule: -rule.share)
+
+
+def _about_saving(trainer: Mapping[str, float]) -> Finding:
+    share = trainer["save"]
+    return Finding("save", share >= 0.15, share, f"{_percent(share)} of the time goes into checkpoints: raise checkpoint.every")
 
 
 def _about_environments(found: Mapping[str, Any], config: Mapping[str, Any]) -> str:

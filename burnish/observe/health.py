@@ -63,12 +63,13 @@ class Recent:
 
 
 def diagnose(history: History) -> list[Warning]:
-    """What is wrong now, the worst first; of equally bad things causes stand before what follows from them (`RULES`)."""
+    """What is wrong now, the worst first; a cause is as bad as the worst that follows from it (`FOLLOWS`), and stands before it."""
     if len(history) < 2:
         return []
     now, begun = Recent(history[-RECENT:]), Recent(history[:RECENT])
     found = [warning for rule in RULES if (warning := rule(now, begun, history)) is not None]
-    return sorted(found, key=lambda warning: -warning.severity)  # sorting keeps the order of equals
+    worst = {w.name: max(v.severity for v in found if v.name in (w.name, *FOLLOWS.get(w.name, ()))) for w in found}
+    return sorted(found, key=lambda warning: -worst[warning.name])  # sorting keeps the order of equals
 
 
 # ----------------------------------------------------------------------------------------------------------------------------- rules
@@ -190,7 +191,7 @@ def _entropy(now: Recent, begun: Recent, history: History) -> Warning | None:
         return None
     return Warning(
         "entropy collapses",
-        3 if entropy <= 0.05 * first or (now.mean("group/zero_std_fraction") or 0.0) >= 0.7 else 2,  # then all rewards are equal, too
+        3 if entropy <= 0.05 * first else 2,
         f"the policy's entropy fell from {first:.2g} to {entropy:.2g} nats: it says nearly the same every time",
         {"policy/entropy": entropy},
         "lower the learning rate, raise algorithm.epsilon_high or algorithm.entropy_bonus, or stop here if the reward is what you want",
@@ -271,6 +272,15 @@ RULES: tuple[Callable[[Recent, Recent, History], Warning | None], ...] = (
     _skipped, _graders, _environments, _mismatch, _stale, _kl, _length, _entropy, _signal, _clip, _flat, _throughput,
 )  # fmt: skip
 
+FOLLOWS: Mapping[str, Sequence[str]] = {
+    "graders fail": ("no signal", "reward falls"),
+    "environments fail": ("no signal", "reward falls"),
+    "mismatch": ("KL diverges", "entropy collapses", "clipped", "reward falls"),
+    "sampler is stale": ("KL diverges", "entropy collapses", "clipped", "reward falls"),
+    "entropy collapses": ("no signal",),
+}
+"""What may be no more than a consequence where the first is true, too: mending it alone wouldn't help."""
+
 
 def _reward_bounds(history: History) -> tuple[float, float]:
     """The best and the worst mean reward of a step so far."""
@@ -327,4 +337,4 @@ class HealthSink:
         """Nothing is held open."""
 
 
-__all__ = ["RECENT", "RULES", "HealthSink", "Warning", "diagnose"]
+__all__ = ["FOLLOWS", "RECENT", "RULES", "HealthSink", "Warning", "diagnose"]

@@ -65,21 +65,14 @@ class TraceWriter:
         self._ended = True
         self._awake.set()
         self._thread.join()
-        self._flush()
+        self.flush()
         os.close(self._file)
         self._file = -1
         if self._failed is not None:
             raise self._failed
 
-    # ------------------------------------------------------------------------------------------------------- the writing thread
-
-    def _work(self) -> None:
-        while not self._ended:
-            self._awake.wait(EVERY_S)
-            self._awake.clear()
-            self._flush()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what has happened so far; what is there when this returns outlives a kill."""
         with self._lock:
             found = trace.events()
             if not found or self._failed is not None:
@@ -93,6 +86,14 @@ class TraceWriter:
                     self._write(self._packets.again(self._open_spans))
             except OSError as error:
                 self._failed = error  # said at the end: a full disk costs the trace, never the run
+
+    # ------------------------------------------------------------------------------------------------------- the writing thread
+
+    def _work(self) -> None:
+        while not self._ended:
+            self._awake.wait(EVERY_S)
+            self._awake.clear()
+            self.flush()
 
     def _begin_file(self) -> None:
         cut_off = _mend(self._path)

@@ -17,6 +17,7 @@ from burnish.models.model import Model
 from burnish.models.quant import opened, quantised
 from burnish.models.weights import load_adapter
 from burnish.observe.run_folder import read_status
+from burnish.observe.trace_reader import read
 from tests.cli.runs import Shell
 
 pytestmark = pytest.mark.slow  # each run compiles programs of its own
@@ -68,6 +69,7 @@ def test_a_run_leaves_what_it_promises(rows: Path, shell: Shell, command: str, o
     first, last = json.loads((run / "eval.json").read_text())["evaluations"]
     assert (first["label"], last["label"]) == ("before", "after") and first["metrics"]["eval/loss"] > last["metrics"]["eval/loss"]
     assert read_status(run)["state"] == "complete"
+    check_trace(run, shell)
     if command == "sft":
         code, out, err = shell("eval", run)
         assert code == 0, err
@@ -98,9 +100,24 @@ def test_distillation_and_reward_models_run_and_are_evaluated_from_their_folders
         np.testing.assert_array_equal(told["layers"]["q"], merge(opened(quantised(base, "int8")), adapter)["layers"]["q"])
         assert not np.array_equal(told["embed"], base["embed"]), "the rest of the base is in bf16"
     assert command_of(run) == command
+    check_trace(run, shell)
     code, out, err = shell("eval", run)
     assert code == 0, err
     assert {f"{name}: {value:.4f}" for name, value in after.items() if name != "eval/count"} <= {*out.splitlines()}
+
+
+def check_trace(run: Path, shell: Shell) -> None:
+    """Every step is in it, with its parts, and what took how long of the steps is told."""
+    timeline, rows = read(run / "trace.pftrace"), metrics(run)
+    steps, parts = timeline.named("step"), ("prepare", "data", "update", "update.wait")
+    assert [step.ids["step"] for step in steps] == [row["step"] - 1 for row in rows]
+    for step in steps:
+        inside = [one.name for one in timeline.slices if one.track == step.track and step.start_ns <= one.start_ns < step.end_ns]
+        assert tuple(name for name in inside if name in parts) == parts
+    assert 0 in [one.ids["step"] for one in timeline.named("update") if (one.group, one.lane) == ("devices", "actor")]
+    code, out, err = shell("trace", run)
+    assert code == 0, err
+    assert "busy: " in out and "update " in out and "rollout" not in out
 
 
 def test_a_run_that_was_cut_short_goes_on_to_the_same_adapter(rows: Path, shell: Shell) -> None:

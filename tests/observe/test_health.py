@@ -91,6 +91,17 @@ def test_the_words_hold_the_numbers_and_the_worst_comes_first() -> None:
     assert found[0].evidence == {"group/zero_std_fraction": pytest.approx(0.93), "reward/mean": 1.0}
 
 
+def test_what_follows_from_another_never_stands_before_it() -> None:
+    stale = {"staleness__mean": 3.0, "mismatch__ess": 0.4, "mismatch__mean": 0.3}
+    collapse, divergence = {"policy__entropy": lambda x: 1.2 * 0.001**x}, {"policy__kl": lambda x: 0.01 + 4 * x}
+    found = diagnose(history(**stale, **collapse, **divergence))
+    assert [(w.name, w.severity) for w in found] == [("sampler is stale", 2), ("KL diverges", 3), ("entropy collapses", 3)]
+    mild = {"policy__entropy": lambda x: 1.2 - 1.1 * min(1.0, 2 * x), "group__zero_std_fraction": 0.95}
+    assert [(w.name, w.severity) for w in diagnose(history(**mild))] == [("entropy collapses", 2), ("no signal", 3)]
+    names = [w.name for w in diagnose(history(**stale, group__zero_std_fraction=0.95))]
+    assert names == ["no signal", "sampler is stale"], "equal rewards don't come of stale tokens"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder(tmp_path, "a") as opened:

@@ -41,12 +41,22 @@ def seven(completions: Sequence[str]) -> list[float]:
     return [float("7" in text) for text in completions]
 
 
-NOISE = random.Random(5)
+class Noise:
+    """Pushes the policy somewhere else each time, however it answers. groups: how many it has paid."""
 
+    def __init__(self) -> None:
+        self._draw, self.groups = random.Random(5), 0
 
-def noisy(completions: Sequence[str]) -> list[float]:
-    """Pushes the policy somewhere else each time, however it answers."""
-    return [NOISE.random() for _ in completions]
+    def __call__(self, completions: Sequence[str]) -> list[float]:
+        self.groups += 1
+        return [self._draw.random() for _ in completions]
+
+    def wait_for(self, groups: int) -> None:
+        """Until sampling is so far."""
+        deadline = time.monotonic() + 60
+        while self.groups < groups and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.groups >= groups
 
 
 def broken(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
@@ -55,31 +65,32 @@ def broken(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
     return lucky(completions)
 
 
+NOISE = Noise()
+AHEAD = 3
 SICK: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
-    "zero signal": ("no signal", nothing, {"sampling": ENDS}),
+    "zero signal": ("no signal", nothing, {"sampling": ENDS, "steps": 3}),
     "entropy": ("entropy collapses", seven, {"sampling": ENDS, "steps": 14, "learning_rate": 0.1}),
-    "stale": (
-        "sampler is stale",
-        noisy,
-        {"sampling": ENDS, "steps": 12, "learning_rate": 0.1, "rollout": {"max_staleness": 4}, "step_s": 0.3},  # slower than sampling
-    ),
-    "truncated": ("cut at the limit", lucky, {}),
-    "grader": ("graders fail", broken, {"sampling": ENDS}),
-    "KL": ("KL diverges", noisy, {"sampling": ENDS, "steps": 12, "learning_rate": 0.1, "algorithm": {"beta": 1e-4}}),
+    "stale": ("sampler is stale", NOISE, {"sampling": ENDS, "steps": 7, "learning_rate": 0.1, "rollout": {"max_staleness": AHEAD + 1}}),
+    "truncated": ("cut at the limit", lucky, {"steps": 3}),
+    "grader": ("graders fail", broken, {"sampling": ENDS, "steps": 3}),
+    "KL": ("KL diverges", NOISE, {"sampling": ENDS, "steps": 12, "learning_rate": 0.1, "algorithm": {"beta": 1e-4}}),
 }
 
 
 @pytest.mark.parametrize("sickness", SICK)
 def test_the_first_warning_is_the_right_one_and_all_others_are_true(model: Model, sickness: str) -> None:
     name, reward, options = SICK[sickness]
-    options = {"learning_rate": 1e-3, "steps": 6} | options
-    algorithm, pause_s = {"num_generations": 8, **options.pop("algorithm", {})}, options.pop("step_s", 0.0)
-    learner = make_learner(model, reward=reward, training={"max_steps": options.pop("steps")}, algorithm=algorithm, **options)
-    history = learner.train(on_step=lambda step: time.sleep(pause_s)).history
+    options = {"learning_rate": 1e-3} | options
+    steps, NOISE.groups = options.pop("steps"), 0
+    algorithm = {"num_generations": 8, **options.pop("algorithm", {})}
+    learner = make_learner(model, reward=reward, training={"max_steps": steps}, algorithm=algorithm, **options)
+
+    def slower_than_sampling(step: int) -> None:
+        NOISE.wait_for(4 * min(step + AHEAD, steps))
+
+    history = learner.train(on_step=slower_than_sampling if sickness == "stale" else None).history
     found = diagnose(history)
-    # A sampler that runs ahead makes another run each time, in which the policy may collapse besides; then that is told first.
-    told = found if sickness == "stale" else found[:1]
-    assert name in [warning.name for warning in told], [(w.severity, w.line()) for w in found] + [shown(history[-1])]
+    assert found and found[0].name == name, [(w.severity, w.line()) for w in found] + [shown(history[-1])]
     now = Recent(history[-RECENT:])
     for warning in found:
         for metric, value in warning.evidence.items():
@@ -89,7 +100,7 @@ def test_the_first_warning_is_the_right_one_and_all_others_are_true(model: Model
 
 def test_a_run_that_learns_has_no_warning(model: Model) -> None:
     learner = make_learner(
-        model, reward=lucky, training={"max_steps": 6}, sampling=ENDS, algorithm={"num_generations": 8}, learning_rate=1e-3
+        model, reward=lucky, training={"max_steps": 4}, sampling=ENDS, algorithm={"num_generations": 8}, learning_rate=1e-3
     )
     assert diagnose(learner.train().history) == []
 

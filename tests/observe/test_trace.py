@@ -81,15 +81,31 @@ def test_no_span_is_lost_between_threads() -> None:
     assert len(taken) == 4000 and len({s.lane for s in taken}) == 8
 
 
-def test_span_costs_less_than_5_microseconds() -> None:
-    def best_of(repeats: int) -> float:
+class Empty:
+    """A block that does nothing."""
+
+    def __init__(self, name: str, **ids: object) -> None:
+        self.name, self.ids = name, ids
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def test_a_span_costs_less_than_8_blocks_that_do_nothing() -> None:
+    """A ratio, as the machine may have other work; bench/trace_cost.py has the microseconds."""
+
+    def best(block: type) -> float:
         times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            for i in range(5000):
-                with trace.span("x", step=i):
+        for _ in range(10):
+            start = time.thread_time()
+            for i in range(2000):
+                with block("x", step=i):
                     pass
-            times.append((time.perf_counter() - start) / 5000)
+            times.append(time.thread_time() - start)
+            trace.take()
         return min(times)
 
-    assert best_of(10) < 5e-6
+    assert best(trace.span) < 8 * best(Empty)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from burnish.cli.main import main
 from burnish.models.model import Model
 from burnish.observe import trace
 from burnish.observe.run_folder import RunFolder
@@ -19,7 +21,7 @@ from burnish.observe.trace_reader import read
 from burnish.observe.trace_writer import TraceWriter, previous_part, whole_packets
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.cli.runs import finish, start_train, write_task
-from tests.observe.traces import ALPHABET, BEGIN, END, faults_of, packets, traced_learner
+from tests.observe.traces import ALPHABET, BEGIN, END, faults_of, packets, spans_in, traced_learner
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_the_file_is_bounded_and_its_open_spans_begin_again(path: Path) -> None:
             for _ in range(500):
                 with trace.span("work", i=i):
                     pass
-            writer._flush()
+            writer.flush()
     writer.close()
     assert path.stat().st_size + previous_part(path).stat().st_size < 300_000
     found = read(path)
@@ -130,7 +132,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (root / "model").mkdir()
     write_tiny_model(root / "model", config=tiny_config(width=16), alphabet=ALPHABET, scale=2.0)
     with RunFolder(root, "run") as folder:
-        traced_learner(Model.load(root / "model"), folder, steps=3).train()
+        traced_learner(Model.load(root / "model"), folder, steps=3, env_s=0.02).train()
     yield root / "run" / "trace.pftrace"
 
 
@@ -172,6 +174,32 @@ def test_the_check_sees_what_is_wrong(run: Path, tmp_path: Path) -> None:
         return faults_of(tmp_path / "changed", cut=False)
 
     assert all(after(change) for change in ("unbalanced", "back in time", "no parent", "no flows"))
+
+
+@pytest.mark.slow
+def test_the_commands_shares_are_those_of_the_traces_bytes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(run.parent), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first, *later = sorted(spans_in(run, "step"))
+    start, end = later[0][0], later[1][1]
+
+    def seconds(*names: str) -> float:
+        """Of the time between, what at least one span of these names covers."""
+        covered, until = 0, start
+        for a, b in sorted(spans_in(run, *names)):
+            a, b = max(a, until), min(b, end)
+            covered, until = covered + max(0, b - a), max(until, b)
+        return covered / 1e9
+
+    assert told["seconds"] == pytest.approx((end - start) / 1e9, abs=1e-9)
+    for name in ("wait", "sync"):
+        assert told["trainer"][name] * told["seconds"] == pytest.approx(seconds(name), abs=1e-6)
+    assert told["engine_busy"] * told["seconds"] == pytest.approx(seconds("prefill", "decode"), abs=1e-6)
+    assert told["rollout"]["rollout"] * told["seconds"] == pytest.approx(seconds("rollout"), abs=1e-6)
+    assert sum(s for _, s in told["path"]) == pytest.approx(told["step_s"], rel=0.5)
+    assert main(["trace", str(run.parent)]) == 0
+    said = capsys.readouterr().out
+    assert f"waits {100 * told['trainer']['wait']:.0f} %" in said and "environments: 64 calls a step" in said
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from burnish.models.lora import spec_from
 from burnish.models.model import Model, frozen_base, resolve_precision
 from burnish.models.sharding import batch_sharding, check_mesh
 from burnish.models.transformer import Adapter, Dropout, Params, Precision
+from burnish.observe.devices import dispatched
 from burnish.observe.metrics import Metric
 from burnish.observe.trace import span
 from burnish.rl.batch import TokenBatch
@@ -175,8 +177,10 @@ class TrainedPolicy:
 
     def update(self, micro_batches: Iterable[RowsMicroBatch], *, count: int, step: int) -> dict[str, Metric]:
         """One update from a mini-batch of `count` micro-batches. Raises NonFiniteError after `training.max_nonfinite_updates` in a row."""
+        start = time.monotonic_ns()
         self._state, report = self._steps.update(self.state, self._base, micro_batches, count=count)
-        with span("update", step=step):
+        dispatched(ROLE, "update", report, start_ns=start, step=step - 1)
+        with span("update.wait"):
             metrics = read_metrics(report)
         stop_if_nonfinite(self._state, report, limit=self._training.max_nonfinite_updates, step=step)
         return metrics

@@ -127,13 +127,14 @@ class Trainer:
         try:
             if training.compare and result.steps == 0:
                 self._evaluate(BEFORE)
-            while result.steps < self.max_steps and not self._stopping and self._step():
-                if training.eval_every is not None and result.steps % training.eval_every == 0:
-                    self._evaluate(f"step {result.steps}")
-                if saver is not None and saver.is_due(result.steps):
-                    self._save(saver)
-                if on_step is not None:
-                    on_step(result.steps)
+            with span("run", steps=self.max_steps, after=result.steps):
+                while result.steps < self.max_steps and not self._stopping and self._step():
+                    if training.eval_every is not None and result.steps % training.eval_every == 0:
+                        self._evaluate(f"step {result.steps}")
+                    if saver is not None and saver.is_due(result.steps):
+                        self._save(saver)
+                    if on_step is not None:
+                        on_step(result.steps)
             result.stopped = self._stopping
             if saver is not None and result.steps > saver.newest_step:
                 self._save(saver)
@@ -152,15 +153,17 @@ class Trainer:
     def _step(self) -> bool:
         """One update. False where the data have ended."""
         start, step = time.monotonic(), self._result.steps + 1
-        with self._timed("prepare"):
-            examples = self._stream.take(self._training.batch_size)
-            if not examples:
-                return False
-            batches = self._micro_batches(examples, step)
-        with self._timed("update"):
-            self._metrics.merge(self.policy.update(batches, count=len(batches), step=step))
-        self._result.steps, self._cursor = step, self._stream.cursor()
-        self._report(examples, time.monotonic() - start)
+        with span("step", step=step - 1):
+            with self._timed("prepare"):
+                with span("data", rows=self._training.batch_size):
+                    examples = self._stream.take(self._training.batch_size)
+                if not examples:
+                    return False
+                batches = self._micro_batches(examples, step)
+            with self._timed("update"):
+                self._metrics.merge(self.policy.update(batches, count=len(batches), step=step))
+            self._result.steps, self._cursor = step, self._stream.cursor()
+            self._report(examples, time.monotonic() - start)
         return True
 
     def _report(self, examples: Sequence[Example], seconds: float) -> None:
@@ -176,10 +179,9 @@ class Trainer:
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        start = time.monotonic()
-        with span(phase):
+        with span(phase, step=self._result.steps) as timed:
             yield
-        self._metrics.sum(f"time/{phase}_seconds", time.monotonic() - start)
+        self._metrics.sum(f"time/{phase}_seconds", timed.seconds)
 
     # ----------------------------------------------------------------------------------------------------------- micro-batches
 
@@ -245,7 +247,7 @@ class Trainer:
             raise UserError("there are no held-out rows to evaluate: give eval_ds (data.eval)")
         sums: dict[str, Any] = {}
         size = self._training.batch_size
-        with span("evaluate", rows=len(self._held_out)):
+        with span("held out", rows=len(self._held_out)):
             for start in range(0, len(self._held_out), size):
                 for micro in self._micro_batches(self._held_out[start : start + size]):
                     loss, measured = self.policy.measure(micro)

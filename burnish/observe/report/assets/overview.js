@@ -32,7 +32,7 @@ function health(run) {
 }
 const TONES = {
   wait: ["waits for samples", "hover"], "gate.wait": ["waits for new weights", "hover"], "queue.put": ["waits for room", "hover"], idle: ["idle", "hover"],
-  update: ["update", "second"], score: ["score", "warn"], sync: ["sync", "bad"], save: ["save", "soft"], evaluate: ["evaluate", "soft"], other: ["other", "faint"],
+  prepare: ["prepare", "soft"], update: ["update", "second"], score: ["score", "warn"], sync: ["sync", "bad"], save: ["save", "soft"], evaluate: ["evaluate", "soft"], other: ["other", "faint"],
   rollout: ["rollout", "accent"], data: ["data", "soft"], batch: ["batch", "soft"], computes: ["computes", "accent"],
 };
 function timing(run) {
@@ -45,7 +45,7 @@ function timing(run) {
   const free = parts => { const used = parts.reduce((sum, [, share]) => sum + share, 0); return used < .995 ? [...parts, ["idle", 1 - used]] : parts; };
   const role = (name, parts) => [el("span", { class: "name" }, name), bar(free(parts))];
   const { wait, ...work } = t.trainer;
-  out.append(el("div", { class: "roles" }, ...role("trainer", [["wait", wait], ...Object.entries(work)]), ...role("rollout", Object.entries(t.rollout)), ...role("engine", [["computes", t.engine_busy]])));
+  out.append(el("div", { class: "roles" }, ...role("trainer", [["wait", wait], ...Object.entries(work)]), ...(t.samples ? [...role("rollout", Object.entries(t.rollout)), ...role("engine", [["computes", t.engine_busy]])] : [])));
   const path = el("p", { class: "path" }, "A step of median length: ");
   t.path.filter(([, s]) => s > .005 * t.step_s).forEach(([name, s], i) => path.append(i ? " → " : "", el("b", {}, name), ` ${number(s)} s`));
   out.append(path);

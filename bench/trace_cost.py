@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from burnish import GRPOConfig, GRPOLearner, RLCluster, RolloutConfig, TrainingConfig
+from burnish.config.schema import SamplingConfig
 from burnish.models.model import Model
 from burnish.observe import trace
 from burnish.observe.bottlenecks import whole_steps
@@ -63,7 +64,7 @@ def alternate(folder: Path, pairs: int) -> tuple[list[tuple[float, float]], floa
     cluster = RLCluster(
         Model.load(folder),
         precision="f32",
-        rollout=RolloutConfig(sampling={"max_tokens": 16}, max_prompt_tokens=32, slots=32),
+        rollout=RolloutConfig(sampling=SamplingConfig(max_tokens=16), max_prompt_tokens=32, slots=32),
         training=TrainingConfig(max_steps=WARM_UP + 2 * pairs, batch_size=4),
     )
     path, pause, draw = folder / "run.pftrace", contextlib.ExitStack(), random.Random(0)

@@ -168,6 +168,17 @@ def _product(subscripts: str, a: Array, b: Array, precision: Precision) -> Array
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 
 
+def total_weight(weights: Float[Array, "*n s"], precision: Precision) -> Float[Array, "*n"]:
+    """Sum of softmax weights, each at most 1, over the keys of a block.
+
+    At `bf16` in steps of 2^-20, as integers: the one sum whose bits depend neither on the order of its terms nor on where a sequence lies
+    in a row, so that sampling and training divide by the same number. The weights themselves, as products take them, are rounded to 2^-9.
+    """
+    if precision == "f32":
+        return weights.sum(axis=-1)
+    return jnp.round(weights * 2.0**20).astype(jnp.int32).sum(axis=-1).astype(jnp.float32) * 2.0**-20
+
+
 def _scores(
     q: Float[Array, "N B K m h"], k: Float[Array, "N B K s h"], rule: _Rule, i: Any, j: Any, precision: Precision, cap: float | None
 ) -> Array:
@@ -204,7 +215,7 @@ def _forward(q: Array, k: Array, v: Array, rule: _Rule, precision: Precision, ca
         return (
             mixed.at[i].set(mixed[i] * shrink[..., None] + added),
             peak.at[i].set(new_peak),
-            total.at[i].set(total[i] * shrink + weights.sum(axis=-1)),
+            total.at[i].set(total[i] * shrink + total_weight(weights, precision)),
         )
 
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], _FLOOR), jnp.zeros(q.shape[:-1], jnp.float32)

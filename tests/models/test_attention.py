@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxtyping import Array, Bool
 
-from burnish.models.attention import Visibility, _needed, _Rule, attention
+from burnish.models.attention import Visibility, _needed, _Rule, attention, total_weight
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM = 2, 6, 2, 8
 
@@ -198,3 +198,13 @@ def test_bf16_rounds_operands_and_keeps_statistics() -> None:
     assert got.dtype == jnp.float32
     difference = float(jnp.abs(got - wanted).max())
     assert 1e-5 < difference < 3e-2
+
+
+def test_at_bf16_a_blocks_total_depends_on_no_order_and_no_place() -> None:
+    weights = np.exp(-4 * np.random.default_rng(5).random((200, 48), np.float32))
+    shuffled = np.random.default_rng(6).permuted(weights, axis=1)
+    moved = np.concatenate([np.zeros((200, 30), np.float32), weights, np.zeros((200, 50), np.float32)], axis=1)
+    totals = [np.asarray(total_weight(jnp.asarray(x), "bf16")) for x in (weights, shuffled, moved)]
+    assert (totals[0] == totals[1]).all() and (totals[0] == totals[2]).all()
+    np.testing.assert_allclose(totals[0], weights.sum(-1, dtype=np.float64), atol=48 * 2.0**-21)
+    assert (weights.sum(-1) != shuffled.sum(-1)).any()  # what floating point would have done

@@ -28,7 +28,7 @@ QUESTIONS = (
 @pytest.mark.smollm2
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("precision", "limit"), [("f32", 1e-4), ("bf16", 0.02)])
+@pytest.mark.parametrize(("precision", "limit"), [("f32", 1e-4), ("bf16", 0.01)])
 def test_sampler_and_trainer_agree_on_every_log_prob(precision: str, limit: float, capsys: pytest.CaptureFixture[str]) -> None:
     from burnish.config.schema import RolloutConfig
     from burnish.models.model import Model

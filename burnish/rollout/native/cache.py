@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from burnish.models.attention import total_weight
 from burnish.models.config import ModelConfig
 from burnish.models.transformer import Precision, capped
 from burnish.rollout.native.pool import PAGE
@@ -222,7 +223,7 @@ def _attend_bank(
     peaks = jnp.max(jnp.where(seen, scores, _HIDDEN), axis=-1)
     weights = jnp.where(seen, jnp.exp(scores - peaks[..., None]), 0.0)
     mixed = jnp.einsum("nkgc,nkch->nkgh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    totals = _sum_pairs(weights, 3)[..., 0]
+    totals = _total(weights, values.dtype)
     own, there = jnp.maximum(pages, 0), (pages >= 0)[:, :, None, None]
     part_peaks = jnp.where(there, peaks[own], _HIDDEN)
     shares = jnp.where(there, jnp.exp(part_peaks - part_peaks.max(axis=1, keepdims=True)), 0.0)
@@ -237,6 +238,11 @@ def _seen(keys: Int[Array, "*n"], query: Int[Array, "*m"], window: Window | None
 
 def _by_bank(x: Array, banks: int) -> Array:
     return x.reshape(banks, -1, *x.shape[1:])
+
+
+def _total(weights: Float[Array, "*n c"], dtype: jnp.dtype) -> Float[Array, "*n"]:
+    """Sum over a page, the same whatever the batch: in pairs, or exactly as training has it where products are rounded."""
+    return _sum_pairs(weights, weights.ndim - 1)[..., 0] if dtype == jnp.float32 else total_weight(weights, "bf16")
 
 
 def _sum_pairs(x: Array, axis: int) -> Array:
@@ -306,7 +312,7 @@ def _attend_rows_bank(
         weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
         shrink = jnp.exp(peak - new_peak)
         added = jnp.einsum("rkmc,rkch->rkmh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return mixed * shrink[..., None] + added, new_peak, total * shrink + _sum_pairs(weights, 3)[..., 0]
+        return mixed * shrink[..., None] + added, new_peak, total * shrink + _total(weights, v.dtype)
 
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], _HIDDEN), jnp.zeros(q.shape[:-1], jnp.float32)
     mixed, _, total = jax.lax.fori_loop(0, reach, add, start)

@@ -29,6 +29,7 @@ LAYERS = [
         "burnish.rollout.scripted",
     ]
     + ["burnish.rollout.remote", "burnish.rollout.setup", "burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
+    + ["burnish.rollout.burnish"]
     + ["burnish.observe.run_folder", "burnish.observe.sinks", "burnish.observe.transcripts", "burnish.observe.display"]
     + [
         "burnish.observe.trace_writer",
@@ -61,6 +62,7 @@ LAYERS = [
         "burnish.rl.forecast",
         "burnish.rl.learner",
         "burnish.rl.learners",
+        "burnish.rl.pathways",
         "burnish.rl.producer",
         "burnish.rl.progress",
         "burnish.rl.prompts",

@@ -194,9 +194,9 @@ class Sessions:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
 
-    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams, seed: int | None) -> Completion:
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams, seed_path: Sequence[int] | None) -> Completion:
         self._count += 1
-        path = (self.seed, self._count) if seed is None else (seed,)
+        path = (self.seed, self._count) if seed_path is None else tuple(seed_path)
         return await self.context.engine.generate(Request(tuple(prompt_ids), params, path))
 
     async def chat(self, session: str | None, turn: Turn) -> Reply:

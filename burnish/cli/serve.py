@@ -21,6 +21,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="of a request that doesn't say (default 1)")
     parser.add_argument("--context", type=int, default=4096, help="longest conversation, in tokens (default 4096, or what the model has)")
     parser.add_argument("--slots", type=int, default=16, help="sequences that decode together (default 16)")
+    parser.add_argument("--max-kept", type=int, default=512, help="largest kept set of truncated sampling (default 512)")
+    parser.add_argument("--precision", choices=("auto", "f32", "bf16"), default="auto", help="what products are computed in (default auto)")
+    parser.add_argument("--weights", action="store_true", help="let a run's trainer change the weights (`rollout.engine: burnish`)")
     parser.set_defaults(run=run)
 
 
@@ -49,6 +52,7 @@ async def _serve(args: argparse.Namespace, token: str | None) -> int:
     from burnish.rollout.native.engine import NativeEngine
     from burnish.rollout.server.app import make_app
     from burnish.rollout.server.listen import Guards, listening
+    from burnish.sync.inbox import Inbox
     from burnish.text.tool_parsers import PARSERS
     from burnish.types import SamplingParams, Trajectory
 
@@ -68,7 +72,8 @@ async def _serve(args: argparse.Namespace, token: str | None) -> int:
         context=context,
         slots=args.slots,
         prefill_rows=min(args.slots, 8),
-        precision=resolve_precision("auto"),
+        max_kept=args.max_kept,
+        precision=resolve_precision(args.precision),
     )
 
     def keep(trajectory: Trajectory) -> None:
@@ -83,7 +88,8 @@ async def _serve(args: argparse.Namespace, token: str | None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        async with listening(make_app(sessions), Guards(token), host=args.host, port=args.port) as (host, port):
+        app = make_app(sessions, Inbox(engine, model.params) if args.weights else None)
+        async with listening(app, Guards(token), host=args.host, port=args.port) as (host, port):
             print(f"{args.path} answers at http://{host}:{port}/v1{f' with the token {token}' if token else ''}", flush=True)
             await stop.wait()
     finally:

@@ -23,8 +23,6 @@ class ServersConfig(Section):
     """Addresses of servers that are there, e.g. `http://127.0.0.1:8000`. None: they are launched."""
     launch: Positive = 1
     """How many servers are started here, where `urls` names none."""
-    python: str = "python3"
-    """The interpreter of launched servers: that of the environment which the engine is installed in."""
     arguments: Many[str] = ()
     """More arguments of launched servers, after burnish's own."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -39,6 +37,13 @@ class ServersConfig(Section):
     """Seconds between two health checks of a server; after three in a row without an answer it counts as dead."""
     timeout_s: Seconds = 600.0
     """Longest wait for an answer, in seconds; then the server counts as dead."""
+
+
+class FolderServersConfig(ServersConfig):
+    """Other people's servers, which read weights from folders."""
+
+    python: str = "python3"
+    """The interpreter of launched servers: that of the environment which the engine is installed in."""
     weights: Literal["adapter", "merged"] = "adapter"
     """What a run that trains an adapter pushes: the adapter, or the whole model with it merged in. Without an adapter: the whole model."""
     folder: str | None = None
@@ -48,14 +53,28 @@ class ServersConfig(Section):
     `biased` takes its log-probs as if nothing had been cut off (docs/engines.md)."""
 
 
-class VllmConfig(ServersConfig):
+class BurnishConfig(ServersConfig):
+    """`burnish serve --weights`: the native engine in processes of its own. Weights go there without a folder that both see."""
+
+    python: str | None = None
+    """The interpreter of launched servers; null: the run's own."""
+    transport: Literal["transfer", "socket"] = "transfer"
+    """How weights travel: `transfer`, from device to device by `jax.experimental.transfer`; or `socket`, plain TCP, where that doesn't
+    work."""
+    host: str = "127.0.0.1"
+    """The address of the trainer's machine at which the servers fetch weights: another than the loopback's where they are elsewhere."""
+    fetch_timeout_s: Seconds = 300.0
+    """Longest way of one array to a server, in seconds; then the push fails and the old weights stay."""
+
+
+class VllmConfig(FolderServersConfig):
     """vLLM."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Numbers that launched servers compute with; `auto`: bfloat16, float32 where the run's precision is f32."""
 
 
-class SglangConfig(ServersConfig):
+class SglangConfig(FolderServersConfig):
     """SGLang."""
 
 
@@ -68,7 +87,12 @@ class ScriptedConfig(Section):
     """Seconds that each answer takes."""
 
 
-OPTIONS: Mapping[str, type[Section]] = {"vllm": VllmConfig, "sglang": SglangConfig, "scripted": ScriptedConfig}
+OPTIONS: Mapping[str, type[Section]] = {
+    "vllm": VllmConfig,
+    "sglang": SglangConfig,
+    "burnish": BurnishConfig,
+    "scripted": ScriptedConfig,
+}
 """By the name that `rollout.engine` takes."""
 
 
@@ -100,4 +124,13 @@ def _mistakes(error: ValidationError, model: type[Section]) -> list[str]:
     return found
 
 
-__all__ = ["OPTIONS", "ScriptedConfig", "ServersConfig", "SglangConfig", "VllmConfig", "read_options"]
+__all__ = [
+    "OPTIONS",
+    "BurnishConfig",
+    "FolderServersConfig",
+    "ScriptedConfig",
+    "ServersConfig",
+    "SglangConfig",
+    "VllmConfig",
+    "read_options",
+]

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from burnish.config import documents
 from burnish.config.algorithms import AlgorithmConfig, AnyAlgorithmConfig, ClippedConfig
-from burnish.config.engines import OPTIONS, ServersConfig
+from burnish.config.engines import OPTIONS, FolderServersConfig, ServersConfig
 from burnish.config.preference import AnyPreferenceConfig
 from burnish.config.schema import Config
 from burnish.config.tuning import DistillationConfig, PreferenceConfig, RewardModelConfig, RowsTrainingConfig, SFTConfig
@@ -107,14 +107,15 @@ def reference() -> str:
 
 def _engines() -> Iterator[str]:
     """The options of each engine that isn't native; what several share stands once."""
-    common = list(rows(ServersConfig, prefix="rollout.options."))
-    yield f"### `rollout.options` of servers, `engine: vllm` and `engine: sglang`\n\n{ServersConfig.__doc__}\n"
-    yield _table(common)
-    for engine, model in OPTIONS.items():
-        own = [row for row in rows(model, prefix="rollout.options.") if row not in common]
+    said: list[tuple[str, ...]] = []
+    shared = (("`engine: vllm`, `sglang` and `burnish`", ServersConfig), ("`engine: vllm` and `sglang`", FolderServersConfig))
+    headed = [(f"`rollout.options` of servers, {engines}", model) for engines, model in shared]
+    for heading, model in [*headed, *((f"`rollout: {{engine: {engine}}}`", model) for engine, model in OPTIONS.items())]:
+        own = [row for row in rows(model, prefix="rollout.options.") if row not in said]
         if own:
-            yield f"### `rollout: {{engine: {engine}}}`\n\n{model.__doc__}\n"
+            yield f"### {heading}\n\n{model.__doc__}\n"
             yield _table(own)
+        said += own
 
 
 def _rows_runs() -> Iterator[str]:

@@ -207,7 +207,8 @@ class RolloutConfig(Section):
     """The engine that samples, and its limits."""
 
     engine: str = "native"
-    """Which engine: `native`, `vllm`, `sglang`, `scripted`, or a class of your own, `my_pkg.mod:Engine` or `./file.py:Engine`."""
+    """Which engine: `native`, `vllm`, `sglang`, `burnish`, `scripted`, or a class of your own, `my_pkg.mod:Engine` or
+    `./file.py:Engine`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of an engine that isn't native: below, and `docs/engines.md`; of your own those that its class takes."""
     max_prompt_tokens: Positive = 512

@@ -185,6 +185,7 @@ class RLCluster:
                     max_kept=config.max_kept,
                     precision=self.precision,
                     adapter_rank=None if adapter is None else next(iter(adapter.pairs.values()))["a"].shape[-1],
+                    adapter_scale=self._scale,
                     writer=partial(self._weight_writer, adapter),
                     logs=logs or Path("runs") / "servers",
                 )

@@ -28,6 +28,7 @@ from jax._src import distributed as jax_distributed  # the store has no public n
 from burnish.config.errors import BurnishError, UserError
 from burnish.config.schema import DistributedConfig
 from burnish.rl.fleet import ALONE, Fleet, PeerFailed, PeerLost
+from burnish.rl.pathways import start_pathways
 from burnish.rollout.engine import wait_for
 
 _ROOT, _STATE = "burnish", "burnish/state/"
@@ -190,12 +191,13 @@ def _key(topic: str, turn: int, index: int) -> str:
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig | None) -> Iterator[Fleet]:
-    """The processes of this run; this one alone where `config` is None. To be entered before any device is asked for.
+    """The processes of this run; this one alone where `config` is None, or where it has all devices through Pathways. To be entered before
+    any device is asked for.
 
     An error inside ends all processes: the others raise PeerFailed with its text. Whoever is silent for `heartbeat_timeout_s` is lost;
     then all raise PeerLost, and one that can't within that time, stuck on a device, leaves after its last words (`Fleet.on_leaving`).
     """
-    if config is None:
+    if start_pathways(config) or config is None:
         yield ALONE
         return
     # Else SIGTERM would be swallowed by a thread of jax's, also before our handlers are there. They save; nobody asks jax's service.

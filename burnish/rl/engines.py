@@ -5,14 +5,17 @@ Owns this choice. The native engine is made by the cluster itself, as it shares 
 
 from __future__ import annotations
 
+import secrets
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from burnish.config.engines import ScriptedConfig, ServersConfig, SglangConfig, VllmConfig, read_options
+from burnish.config.engines import BurnishConfig, ScriptedConfig, ServersConfig, SglangConfig, VllmConfig, read_options
 from burnish.config.errors import UserError
 from burnish.config.resolve import check_options, resolve
 from burnish.config.schema import RolloutConfig
+from burnish.rollout.burnish import BurnishDialect
 from burnish.rollout.engine import Engine
 from burnish.rollout.remote.dialect import Dialect, ServerSetup
 from burnish.rollout.remote.editions import Kind
@@ -22,6 +25,7 @@ from burnish.rollout.scripted import ScriptedEngine
 from burnish.rollout.setup import EngineSetup
 from burnish.rollout.sglang import SglangDialect
 from burnish.rollout.vllm import VllmDialect
+from burnish.sync.depot import Depot
 
 MakeEngine = Callable[[EngineSetup], Engine]
 
@@ -38,6 +42,8 @@ def engine_maker(rollout: RolloutConfig, *, base: Path = Path()) -> MakeEngine |
     match options:
         case VllmConfig() | SglangConfig():
             return partial(_servers, options)
+        case BurnishConfig():
+            return partial(_burnish, options)
         case ScriptedConfig():
             return partial(_scripted, options, resolve(options.reply, kind="reply", base=base))
     engine = resolve(rollout.engine, kind="engine", base=base)
@@ -60,10 +66,9 @@ def _scripted(options: ScriptedConfig, reply: Callable[..., list[int]], setup: E
 
 def _servers(options: VllmConfig | SglangConfig, setup: EngineSetup) -> Engine:
     kind: Kind = "adapter" if setup.adapter_rank is not None and options.weights == "adapter" else "model"
-    connections = Connections(options.urls, 0 if options.urls else options.launch, token=options.token, slots=setup.slots, logs=setup.logs)
     return RemoteEngine(
         _dialect(options, setup, kind),
-        connections,
+        _connections(options, setup, options.token),
         writer=setup.writer(kind),
         decode_text=setup.decode_text,
         context=setup.context,
@@ -71,6 +76,43 @@ def _servers(options: VllmConfig | SglangConfig, setup: EngineSetup) -> Engine:
         folder=None if options.folder is None else Path(options.folder),
         limits=_limits(options),
     )
+
+
+def _burnish(options: BurnishConfig, setup: EngineSetup) -> Engine:
+    # Who may change weights has a token, also on the loopback interface; launched servers and this process agree on one.
+    token = options.token if options.token or options.urls else secrets.token_urlsafe(24)
+    depot = Depot(
+        setup.writer("model" if setup.adapter_scale is None else "adapter").check,
+        scale=setup.adapter_scale,
+        way=options.transport,
+        host=options.host,
+    )
+    servers = ServerSetup(
+        setup.model,
+        setup.decode_text,
+        "model",
+        context=setup.context,
+        slots=setup.slots,
+        max_kept=setup.max_kept,
+        token=token,
+        python=options.python or sys.executable,
+        arguments=options.arguments,
+        environment=options.environment,
+        timeout_s=options.timeout_s,
+    )
+    return RemoteEngine(
+        BurnishDialect(servers, depot, options.fetch_timeout_s, setup.precision),
+        _connections(options, setup, token),
+        writer=depot,
+        decode_text=setup.decode_text,
+        context=setup.context,
+        start=setup.model,
+        limits=_limits(options),
+    )
+
+
+def _connections(options: ServersConfig, setup: EngineSetup, token: str | None) -> Connections:
+    return Connections(options.urls, 0 if options.urls else options.launch, token=token, slots=setup.slots, logs=setup.logs)
 
 
 def _dialect(options: VllmConfig | SglangConfig, setup: EngineSetup, kind: Kind) -> Dialect:

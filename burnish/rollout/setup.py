@@ -28,6 +28,7 @@ class EngineSetup:
     max_kept: int
     precision: Literal["f32", "bf16"]
     adapter_rank: int | None
+    adapter_scale: float | None
     writer: Callable[[Kind], WeightWriter]
     logs: Path
 

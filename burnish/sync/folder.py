@@ -8,6 +8,7 @@ any engine here. Called by engines whose weights live in another process.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,17 @@ _PREFIX = "adapter."
 _ALONE = contextlib.nullcontext()
 
 
-class ModelFolders:
+class _Folders:
+    """What both kinds of folders have in common."""
+
+    def remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class ModelFolders(_Folders):
     """Whole models, each as the pushed leaves say; what isn't pushed is as in the folder before.
 
     like: the folder whose tokenizer files are copied, and the first of which leaves are kept. dtype: of the stored numbers.
@@ -50,7 +61,7 @@ class ModelFolders:
         weights.save(folder, self._config, _filled(spec(self._config), came), like=self._like, dtype=self._dtype)
 
 
-class AdapterFolders:
+class AdapterFolders(_Folders):
     """Adapters beside a base that the servers have; or, `merged` into it, whole models.
 
     adapter: the first, for leaves that aren't pushed. base: the folder of the base. merged: the base's weights, which nobody changes, and

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -42,6 +43,11 @@ class Written:
         folder.mkdir(parents=True)
         if self.fails:
             raise RuntimeError("the disk is full")
+
+    def remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None: ...
 
 
 Make = Callable[..., RemoteEngine]

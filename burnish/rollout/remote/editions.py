@@ -1,6 +1,7 @@
 """Weights on their way to a server: one version of them in a folder, and who writes it.
 
-Owns the names that both sides of that way use; no jax. Folders are written by `sync.folder`, read by servers.
+Owns the names that both sides of that way use; no jax. Folders are written by `sync.folder`, read by servers. For servers that read none, a
+folder's path is only a name, by which `sync.depot` keeps the version.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ class WeightWriter(Protocol):
 
         Raises RuntimeError where what came, or what stands in the folder now, hasn't the checksum.
         """
+        ...
+
+    def remove(self, folder: Path) -> None:
+        """A version that isn't needed any more, written or not."""
+        ...
+
+    def close(self) -> None:
+        """No server will ask for weights any more."""
         ...
 
 

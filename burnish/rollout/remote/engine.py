@@ -204,6 +204,7 @@ class RemoteEngine:
         async def last() -> None:
             self._end(EngineClosed("the engine was closed"))
             await self._lives.close(self._pool.hosts)
+            self._writer.close()
             if self._temporary is not None:
                 shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -322,17 +323,17 @@ class RemoteEngine:
                 await self._switch(old, new)
         except BaseException:
             await asyncio.gather(*(self._retire(host, new) for host in self._pool.hosts))
-            await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
+            await asyncio.to_thread(self._writer.remove, self._folder / name)
             raise
         self._edition = new
         await asyncio.gather(*(self._retire(host, old) for host in self._pool.hosts))
         if old.name != "start" and old.folder is not None:
-            await asyncio.to_thread(shutil.rmtree, old.folder, ignore_errors=True)
+            await asyncio.to_thread(self._writer.remove, old.folder)
         return True
 
     def _write(self, new: Edition, update: _Update, last: Path | None, checksum: int | None) -> None:
         assert new.folder is not None
-        shutil.rmtree(new.folder, ignore_errors=True)  # what an earlier run has left there
+        self._writer.remove(new.folder)  # what an earlier run has left there
         self._writer.write(new.folder, update.leaves, last=last, checksum=checksum)
 
     async def _switch(self, old: Edition, new: Edition) -> None:

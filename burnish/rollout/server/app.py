@@ -1,4 +1,5 @@
-"""The endpoint's routes: `/v1/chat/completions`, `/v1/completions`, `/v1/messages`, `/v1/models`, `/inference/v1/generate`, and sessions.
+"""The endpoint's routes: `/v1/chat/completions`, `/v1/completions`, `/v1/messages`, `/v1/models`, `/inference/v1/generate`, and sessions;
+where weights may be changed, `/weights/…`.
 
 Owns which address means what and how an error looks to each kind of client; fields are `openai_api` and `anthropic_api`, who may call
 `guard`, who answers `turns.Backend`. All routes also stand under `/sessions/NAME`: what is asked there is recorded as that session, which
@@ -20,6 +21,7 @@ from starlette.routing import Mount, Route
 
 from burnish.rollout.server import anthropic_api, openai_api
 from burnish.rollout.server.turns import Backend, CannotAnswer
+from burnish.rollout.server.weights import TakesWeights, Taking, takings
 from burnish.types import StopReason
 
 DEFAULT_TOKENS = 256
@@ -29,9 +31,9 @@ KEEP_ALIVE_S = 10.0
 Answer = Callable[[Request, Mapping[str, Any]], Awaitable[Response]]
 
 
-def make_app(backend: Backend) -> Starlette:
-    """The application, without any guard."""
-    routes = _Routes(backend)
+def make_app(backend: Backend, weights: TakesWeights | None = None) -> Starlette:
+    """The application, without any guard. weights: who takes new ones; None: nobody does."""
+    routes = _Routes(backend, weights)
     api = [
         Route("/v1/models", routes.models, methods=["GET"]),
         Route("/v1/chat/completions", routes.answering(routes.chat), methods=["POST"]),
@@ -41,7 +43,11 @@ def make_app(backend: Backend) -> Starlette:
     ]
     finish = Route("/finish", routes.answering(routes.finish), methods=["POST"])
     health = Route("/health", _health, methods=["GET"])
-    return Starlette(routes=[health, *api, Mount("/sessions/{session}", routes=[finish, *api])])
+    changes: list[Route] = []
+    if weights is not None:
+        changes = [Route(f"/weights/{name}", routes.taking(take), methods=["POST"]) for name, take in takings(weights).items()]
+        changes.append(Route("/weights", routes.editions, methods=["GET"]))
+    return Starlette(routes=[health, *changes, *api, Mount("/sessions/{session}", routes=[finish, *api])])
 
 
 async def _health(request: Request) -> Response:
@@ -49,8 +55,8 @@ async def _health(request: Request) -> Response:
 
 
 class _Routes:
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, weights: TakesWeights | None) -> None:
+        self._backend, self._weights = backend, weights
 
     def answering(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """The route, for a body that is a JSON object; what goes wrong is told in the words of the client's interface."""
@@ -70,6 +76,17 @@ class _Routes:
                 return _error(request, str(error), 400)
 
         return route
+
+    def taking(self, take: Taking) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request, body: Mapping[str, Any]) -> Response:
+            await take(body)
+            return JSONResponse({})
+
+        return self.answering(answer)
+
+    async def editions(self, request: Request) -> Response:
+        assert self._weights is not None, "the route is there where weights are taken"
+        return JSONResponse({"edition": self._weights.edition, "prepared": self._weights.prepared})
 
     async def models(self, request: Request) -> Response:
         model = {"id": self._backend.model, "object": "model", "owned_by": "burnish", "created": 0}
@@ -92,26 +109,35 @@ class _Routes:
         _refuse_session(request)
         prompt, params, seed = openai_api.read_completion(body, default_tokens=DEFAULT_TOKENS)
         ids = self._backend.encode(prompt) if isinstance(prompt, str) else prompt
-        out = await self._backend.sample(ids, params, seed)
+        out = await self._backend.sample(ids, params, None if seed is None else (seed,))
         answer = openai_api.completion_answer(out, ids, body, self._backend.model, self._backend.decode)
         if body.get("stream"):
             return StreamingResponse(openai_api.completion_events(answer), media_type="text/event-stream")
         return JSONResponse(answer)
 
     async def generate(self, request: Request, body: Mapping[str, Any]) -> Response:
-        """vLLM's route: ids in, ids and log-probs out."""
+        """vLLM's route: ids in, ids and log-probs out. Beyond vLLM's: `seed_path` in place of a seed, `kept_ids` of truncated sampling."""
         _refuse_session(request)
         ids, given = body.get("token_ids"), body.get("sampling_params")
         if not isinstance(ids, list) or not all(type(index) is int and index >= 0 for index in ids) or not isinstance(given, dict):
             raise CannotAnswer("`token_ids` must be a list of ids and `sampling_params` an object")
         params = openai_api.sampling(given, default_tokens=DEFAULT_TOKENS)
-        out = await self._backend.sample(ids, params, openai_api.number(given, "seed", int))
+        seed, path = openai_api.number(given, "seed", int), given.get("seed_path")
+        if path is None:
+            path = None if seed is None else (seed,)
+        elif not isinstance(path, list) or not all(type(part) is int for part in path):
+            raise CannotAnswer("`seed_path` must be a list of whole numbers")
+        out = await self._backend.sample(ids, params, path)
         entries = [
             {"token_id": i, "logprob": logp, "top_logprobs": []} for i, logp in zip(out.ids.tolist(), out.logps.tolist(), strict=True)
         ]
         reason = "length" if out.stop in (StopReason.LENGTH, StopReason.CONTEXT) else "stop"
         choice = {"index": 0, "finish_reason": reason, "token_ids": out.ids.tolist(), "logprobs": {"content": entries}}
         choice["weight_versions"] = _spans(out.versions.tolist())
+        if out.kept_ids is not None:
+            choice["kept_ids"] = out.kept_ids.tolist()
+        if self._weights is not None:
+            choice["edition"] = self._weights.edition
         return JSONResponse({"request_id": body.get("request_id"), "model": self._backend.model, "choices": [choice]})
 
     async def finish(self, request: Request, body: Mapping[str, Any]) -> Response:

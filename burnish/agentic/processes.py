@@ -20,10 +20,17 @@ from burnish.agentic.worker_process import COMMAND_BYTES
 _KILL_ROUNDS = 20
 
 
-class Zygote:
-    """The process that workers are forked from: started at the first, with what environments need imported once for all."""
+Search = tuple[list[str], dict[str, str]]
 
-    def __init__(self) -> None:
+
+class Zygote:
+    """The process that workers are forked from: started at the first, with what environments need imported once for all.
+
+    search: where modules are found (see `search_here`), where that isn't as here: a trainer's on another machine.
+    """
+
+    def __init__(self, search: Search | None = None) -> None:
+        self._search = search
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -37,8 +44,7 @@ class Zygote:
                 socket.send_fds(control, [b"F".ljust(COMMAND_BYTES)], [theirs.fileno()])
             pid = self._answer(control)
         connection = Connection(ours.detach())
-        files = {name: str(module.__file__) for name, module in list(sys.modules.items()) if name.startswith("burnish_file_")}
-        connection.send((sys.path, files))
+        connection.send(self._search or search_here())
         return connection, pid
 
     def reap(self, pid: int) -> int | None:
@@ -79,6 +85,11 @@ class Zygote:
         return int.from_bytes(answer, "big", signed=True)
 
 
+def search_here() -> Search:
+    """Where this process finds modules: `sys.path`, and the files of those that were named by a file."""
+    return sys.path, {name: str(module.__file__) for name, module in list(sys.modules.items()) if name.startswith("burnish_file_")}
+
+
 def kill_tree(pid: int) -> None:
     """Kill a process that leads its session, its group, and on Linux every descendant, those with sessions of their own included.
 
@@ -114,4 +125,4 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-__all__ = ["Zygote", "descendants", "kill_tree"]
+__all__ = ["Search", "Zygote", "descendants", "kill_tree", "search_here"]

@@ -9,6 +9,7 @@ What runs in a worker is sent there by name: a function or class of a module, wi
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import io
@@ -18,6 +19,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
@@ -72,8 +74,45 @@ def dumps(thing: Any) -> bytes:
     return buffer.getvalue()
 
 
-class Worker:
-    """A process and the thread that starts, hears and reaps it. One question at a time, from any event loop."""
+class Worker(abc.ABC):
+    """Something that runs what it is sent and can be killed. One question at a time, from any event loop."""
+
+    ended = False
+    spent = False
+    """Not to be used again: killed, dead, or grown too large."""
+
+    async def load(self, blob: bytes) -> Answer:
+        """Put what `dumps` made in place of the object that is held."""
+        try:
+            return await asyncio.wait_for(self.ask("load", blob), START_S)
+        except TimeoutError:
+            self.kill()
+            raise WorkerDied(f"a worker process hadn't imported what it should run after {START_S:g} s") from None
+
+    async def run(self, method: str, *arguments: Any, attributes: Mapping[str, Any] | None = None, fault: Fault | None = None) -> Answer:
+        """Call a method of the object that is held, after setting some of its attributes."""
+        return await self.ask("run", dumps((method, arguments, dict(attributes or {}), fault)))
+
+    async def abandon(self, method: str) -> Answer:
+        """Call a method although another one hangs. The worker is spent."""
+        self.spent = True
+        return await self.ask("abandon", dumps((method, (), {}, None)))
+
+    @abc.abstractmethod
+    async def ask(self, verb: str, blob: bytes) -> Answer:
+        """What the process answers. Raises WorkerDied."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End the process and everything that it started, now. Safe at any time, from any thread."""
+
+    @abc.abstractmethod
+    def join(self, timeout_s: float) -> None:
+        """Wait until the process is gone."""
+
+
+class ProcessWorker(Worker):
+    """A process of this machine, and the thread that starts, hears and reaps it."""
 
     def __init__(self, zygote: Zygote) -> None:
         self._zygote = zygote
@@ -83,30 +122,10 @@ class Worker:
         self._connection: Connection | None = None
         self._pid: int | None = None
         self._lock = threading.Lock()
-        self.ended = False
-        self.spent = False
-        """Not to be used again: killed, dead, or grown too large."""
         self._thread = threading.Thread(target=self._live, name="worker", daemon=True)
         self._thread.start()
 
-    async def load(self, blob: bytes) -> Answer:
-        """Put what `dumps` made in place of the object that is held."""
-        try:
-            return await asyncio.wait_for(self._ask("load", blob), START_S)
-        except TimeoutError:
-            self.kill()
-            raise WorkerDied(f"a worker process hadn't imported what it should run after {START_S:g} s") from None
-
-    async def run(self, method: str, *arguments: Any, attributes: Mapping[str, Any] | None = None, fault: Fault | None = None) -> Answer:
-        """Call a method of the object that is held, after setting some of its attributes."""
-        return await self._ask("run", dumps((method, arguments, dict(attributes or {}), fault)))
-
-    async def abandon(self, method: str) -> Answer:
-        """Call a method although another one hangs. The worker is spent."""
-        self.spent = True
-        return await self._ask("abandon", dumps((method, (), {}, None)))
-
-    async def _ask(self, verb: str, blob: bytes) -> Answer:
+    async def ask(self, verb: str, blob: bytes) -> Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self.ended:
@@ -128,14 +147,12 @@ class Worker:
             self._connection.send_bytes(question)
 
     def kill(self) -> None:
-        """End the process and everything that it started, now. Safe at any time, from any thread."""
         self.spent = True
         with self._lock:
             if self._pid is not None and not self.ended:
                 kill_tree(self._pid)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the process is gone and reaped."""
         self._thread.join(timeout_s)
 
     # ------------------------------------------------------------------------------------------------------- the worker's own thread
@@ -180,15 +197,24 @@ class Worker:
 class WorkerPool:
     """At most `size` workers at one time, started when they are needed and kept until `close`.
 
-    zygote: shared with other pools, and closed by whoever made it; None makes one for this pool. killed, died: how many were killed for
+    zygote: shared with other pools, and closed by whoever made it; None makes one for this pool. elsewhere: what starts a worker on another
+    machine, in place of processes of this one. killed, died: how many were killed for
     hanging, and ended by themselves. max_deaths: of the latter; when there are more, whoever asks for a worker gets `WorkersKeepDying`.
     """
 
-    def __init__(self, size: int, *, zygote: Zygote | None = None, max_deaths: int | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        zygote: Zygote | None = None,
+        elsewhere: Callable[[], Worker] | None = None,
+        max_deaths: int | None = None,
+    ) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least one worker, got {size}")
         self._slots = Slots(size)
         self._zygote, self._shared = zygote or Zygote(), zygote is not None
+        self._start = elsewhere or partial(ProcessWorker, self._zygote)
         self._idle: list[Worker] = []
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
@@ -215,7 +241,7 @@ class WorkerPool:
                 if not worker.spent:
                     return worker
                 self._drop(worker)
-            worker = Worker(self._zygote)
+            worker = self._start()
             self._workers.add(worker)
             return worker
 
@@ -261,4 +287,4 @@ def _ending(code: int | None) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-__all__ = ["START_S", "Answer", "Fault", "Unsendable", "Worker", "WorkerDied", "WorkerPool", "dumps"]
+__all__ = ["START_S", "Answer", "Fault", "ProcessWorker", "Unsendable", "Worker", "WorkerDied", "WorkerPool", "dumps"]

@@ -161,6 +161,7 @@ def build_learner(
             env_class=env_class,
             env_kwargs=config.environment.options,
             limits=config.environment.limits,
+            ray=config.environment.ray,
             run=config.run,
             sinks=outputs,
         )

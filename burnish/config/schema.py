@@ -157,6 +157,17 @@ class EpisodeLimits(Section):
     for each slot, and more, up to 16, while the engine has room and episodes wait to begin."""
 
 
+class RayConfig(Section):
+    """Worker processes on the machines of a Ray cluster, in place of this one's: where plain environments, tools and rewards run."""
+
+    address: str = "auto"
+    """Of the cluster, as `ray.init` takes it; `auto`: the one that this machine is part of."""
+    workers: Positive = 64
+    """Most workers at one time for environments, and as many for tools and rewards; each keeps its actor while the run lasts."""
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    """Of Ray's CPUs that each worker takes up."""
+
+
 class EnvironmentSection(Section):
     """The world an episode plays in."""
 
@@ -166,6 +177,8 @@ class EnvironmentSection(Section):
     """Keyword arguments of the class."""
     limits: EpisodeLimits = EpisodeLimits()
     """What ends an episode before its environment does."""
+    ray: RayConfig | None = None
+    """Run workers on a Ray cluster; null: on this machine. Needs the extra `ray` (docs/scale.md)."""
 
 
 class AgentSection(Section):

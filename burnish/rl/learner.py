@@ -27,6 +27,7 @@ from burnish.agentic.calls import Calls, leaked_threads
 from burnish.agentic.environments import SINGLE_PROMPT, BaseTaskEnv, TaskEnvironment
 from burnish.agentic.orchestrator import RolloutOrchestrator
 from burnish.agentic.processes import Zygote
+from burnish.agentic.ray_workers import ray_workers
 from burnish.agentic.slots import Adaptive
 from burnish.agentic.trajectory import EpisodeContext
 from burnish.agentic.workers import WorkerPool
@@ -34,7 +35,7 @@ from burnish.checkpoint import store
 from burnish.checkpoint.saver import Saver
 from burnish.config.algorithms import CriticConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import EpisodeLimits, RolloutConfig, RunSection, SamplingConfig, TrainingConfig
+from burnish.config.schema import EpisodeLimits, RayConfig, RolloutConfig, RunSection, SamplingConfig, TrainingConfig
 from burnish.data.stream import PromptStream
 from burnish.models.locate import locate
 from burnish.models.model import Model
@@ -77,7 +78,8 @@ class RLLearner:
     (mappings with a "prompt", or strings) or a `PromptStream`; eval_ds: rows or prompts, read to their end at each evaluation.
     agent_class, env_class: called with their kwargs for each episode; the environment gets the task first. limits: of episodes.
     training, rollout, critic: options, where `policy` is no cluster, which has its own. run: name and seed. sinks: who hears of steps and
-    evaluations. Plain environments, tools and reward functions of a module run in worker processes (`agentic.workers`).
+    evaluations. Plain environments, tools and reward functions of a module run in worker processes (`agentic.workers`), of a Ray cluster
+    where `ray` is given.
 
     Data is checked before weights are loaded. `train` closes the learner and its cluster at the end, whatever the end is.
     """
@@ -95,6 +97,7 @@ class RLLearner:
         env_class: Callable[..., BaseTaskEnv] = TaskEnvironment,
         env_kwargs: Mapping[str, Any] = {},
         limits: EpisodeLimits = EpisodeLimits(),
+        ray: RayConfig | None = None,
         training: TrainingConfig | None = None,
         rollout: RolloutConfig | None = None,
         critic: CriticConfig | None = None,
@@ -118,10 +121,10 @@ class RLLearner:
         most, deaths = max_concurrency.most if isinstance(max_concurrency, Adaptive) else max_concurrency, limits.max_worker_deaths
         # Two pools: an episode keeps its worker to its end, and rewards mustn't wait for that.
         self._zygote = Zygote()
-        self._pools = (
-            WorkerPool(most, zygote=self._zygote, max_deaths=deaths),
-            WorkerPool(os.cpu_count() or 1, zygote=self._zygote, max_deaths=deaths),
-        )
+        elsewhere, sizes = None, (most, os.cpu_count() or 1)
+        if ray is not None:
+            elsewhere, sizes = ray_workers(ray), (min(most, ray.workers), ray.workers)
+        self._pools = tuple(WorkerPool(size, zygote=self._zygote, elsewhere=elsewhere, max_deaths=deaths) for size in sizes)
         calls, graders = map(Calls, self._pools)
         specs = [fn if isinstance(fn, RewardSpec) else RewardSpec.of(fn) for fn in reward_fns]
         self._rewards = RewardManager(specs, runner=graders)

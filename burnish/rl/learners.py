@@ -13,7 +13,7 @@ from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, TaskEnvironment
 from burnish.config.algorithms import AnyAlgorithmConfig, GRPOConfig, OnPolicyDistillationConfig, PPOConfig
 from burnish.config.errors import UserError
-from burnish.config.schema import EpisodeLimits, RolloutConfig, RunSection, TrainingConfig
+from burnish.config.schema import EpisodeLimits, RayConfig, RolloutConfig, RunSection, TrainingConfig
 from burnish.data.stream import PromptStream
 from burnish.models.model import Model
 from burnish.observe.sinks import Sink
@@ -42,6 +42,7 @@ class ConfiguredLearner(RLLearner):
         env_class: Callable[..., BaseTaskEnv] = TaskEnvironment,
         env_kwargs: Mapping[str, Any] = {},
         limits: EpisodeLimits = EpisodeLimits(),
+        ray: RayConfig | None = None,
         training: TrainingConfig | None = None,
         rollout: RolloutConfig | None = None,
         run: RunSection | None = None,
@@ -67,6 +68,7 @@ class ConfiguredLearner(RLLearner):
             env_class=env_class,
             env_kwargs=env_kwargs,
             limits=limits,
+            ray=ray,
             training=training,
             rollout=rollout,
             critic=critic,

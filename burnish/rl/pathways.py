@@ -6,6 +6,8 @@ nobody to join, and a mesh may be over every device. Never run on a Pathways clu
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 
 from burnish.config.errors import UserError
@@ -14,7 +16,7 @@ from burnish.config.schema import DistributedConfig
 
 def start_pathways(config: DistributedConfig | None) -> bool:
     """Whether this process's devices are a proxy's; then jax knows them from now on. To be called before any device is asked for."""
-    if "proxy" not in (jax.config.jax_platforms or "").split(","):
+    if "proxy" not in (jax.config.jax_platforms or "").split(","):  # type: ignore[attr-defined]
         return False
     target = jax.config.read("jax_backend_target")
     if not target:
@@ -28,13 +30,13 @@ def start_pathways(config: DistributedConfig | None) -> bool:
             f"process has all devices, those of {target}. Leave cluster.distributed out, or unset JAX_PLATFORMS"
         )
     try:
-        import pathwaysutils
+        package = importlib.import_module("pathwaysutils")
     except ImportError as error:
         raise UserError(
             f"JAX_PLATFORMS is proxy, for the devices of {target}, and that needs a package of Google's ({error}): "
             "pip install pathwaysutils"
         ) from error
-    pathwaysutils.initialize()
+    package.initialize()
     return True
 
 

@@ -68,6 +68,10 @@ def regex() -> bool:
     return bool(re.match("(a+)+$", "a" * 40 + "b"))
 
 
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def fails() -> None:
     raise KeyError("x")
 

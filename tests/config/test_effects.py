@@ -18,6 +18,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from burnish.agentic.ray_workers import arguments as ray_arguments
 from burnish.cli.main import main
 from burnish.config.algorithms import TeacherConfig
 from burnish.config.reference import ALGORITHMS, sections
@@ -61,6 +62,7 @@ OTHER: dict[str, list[Any]] = {
     "reward_model.path": ["other_judge"],
     "environment.env": ["./mine.py:Env"],
     "environment.options": [{"max_steps": 3}],
+    "environment.ray": [{}],
     "agent.agent": ["./mine.py:Agent"],
     "agent.options": [{"system_prompt": "88"}],
     "rollout.engine": ["scripted"],
@@ -105,6 +107,8 @@ OTHER: dict[str, list[Any]] = {
 }
 BY_JOINING = "cluster.distributed."
 """Fields whose effect is how processes are joined; what that comes to: tests/distributed."""
+BY_RAY = "environment.ray."
+"""Fields whose effect is what Ray is asked for; with Ray: `make test-ray`."""
 
 JUDGE = {"path": "judge"}
 DISTILLS: dict[str, Any] = {"algorithm.name": "on_policy_distillation", "algorithm.teacher": {"path": "model"}}
@@ -117,6 +121,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "data.eval.0.options": {"data.eval.0.path": None, "data.eval.0.recipe": "mine.py"},
     "reward_model.": {"reward_model": JUDGE},
     BY_JOINING: {"cluster.distributed": {"coordinator": "node0:8476", "num_processes": 2, "process_id": 0}},
+    BY_RAY: {"environment.ray": {}},
     "rollout.options": {"rollout.engine": "scripted", "rollout.options": {"reply": "./mine.py:says"}},
     "cluster.rollout.": {"cluster.rollout": {"devices": [4, 5]}},
     "cluster.reference.": {"cluster.reference": {"devices": [4, 5]}},
@@ -304,7 +309,7 @@ TEACHER = {f"algorithm.teacher.{path}": info for path, info in fields(TeacherCon
 BUILT = {
     path: info
     for path, info in (ALL | CRITIC | TEACHER).items()
-    if path not in ALLOWED and not path.startswith((*BY_RUNNING, *BY_PROGRAM, BY_JOINING))
+    if path not in ALLOWED and not path.startswith((*BY_RUNNING, *BY_PROGRAM, BY_JOINING, BY_RAY))
 }
 
 
@@ -391,6 +396,15 @@ def test_b127_a_field_changes_how_processes_are_joined(task: dict[str, Any], pat
     def asked(options: Any) -> Any:
         config = Config.model_validate(options).cluster.distributed
         return {} if config is None else arguments(config)
+
+    assert without_effect(task, path, ALL[path], asked) == []
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path.startswith(BY_RAY)])
+def test_b127_a_field_changes_what_ray_is_asked_for(task: dict[str, Any], path: str):
+    def asked(options: Any) -> Any:
+        config = Config.model_validate(options).environment.ray
+        return {} if config is None else ray_arguments(config)
 
     assert without_effect(task, path, ALL[path], asked) == []
 

@@ -226,6 +226,18 @@ def test_every_page_is_in_the_tree_that_sphinx_reads() -> None:
     assert sorted(listed) == sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
 
 
+def test_every_algorithm_has_its_part_with_the_keys_that_only_it_has() -> None:
+    algorithms = importlib.import_module("burnish.config.algorithms")
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    shared = algorithms.ClippedConfig.model_fields.keys()
+    for config in algorithms.AlgorithmConfig.__subclasses__() + algorithms.ClippedConfig.__subclasses__():
+        if "name" in config.model_fields:
+            part = " ".join(parts[config.model_fields["name"].default].split())
+            assert [key for key in config.model_fields.keys() - shared - {"name"} if f"`{key}" not in part] == []
+            assert "Differs from the paper" in part and re.search(r"arXiv:\d{4}\.\d{5}", part)
+
+
 @pytest.mark.slow
 def test_the_pages_build_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="`make docs` makes an environment of its own")

@@ -39,7 +39,7 @@ LAYERS = [
         "burnish.observe.bottlenecks",
         "burnish.observe.health",
     ]
-    + ["burnish.observe.report", "burnish.observe.trackers"],
+    + ["burnish.observe.report", "burnish.observe.trackers", "burnish.observe.telemetry"],
     ["burnish.agentic", "burnish.rl.evaluation", "burnish.rl.fleet"],
     # with jax
     [

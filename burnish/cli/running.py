@@ -20,6 +20,7 @@ from burnish.cli.build import anchored
 from burnish.cli.options import AnyConfig
 from burnish.cli.resume import check_same_run, is_complete
 from burnish.cli.signals import EXIT_CODES, Stopping, stopping_on_signals
+from burnish.config.errors import UserError
 from burnish.config.loader import Resolved, dump_config
 from burnish.config.secrets import scrub
 from burnish.observe.devices import ProfileSink
@@ -27,6 +28,7 @@ from burnish.observe.display import ProgressSink
 from burnish.observe.health import HealthSink
 from burnish.observe.run_folder import CHECKPOINTS, RunFolder
 from burnish.observe.sinks import JsonlSink, Sink, Sinks
+from burnish.observe.telemetry import SpanExport
 from burnish.observe.trace_writer import TraceWriter
 from burnish.observe.trackers import make_tracker
 from burnish.observe.transcripts import TranscriptSink
@@ -59,6 +61,8 @@ class Learner(Protocol[R_co]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None: ...
 
 
+SPANS = "otel"
+"""The tracker that gets spans in place of metrics."""
 TALK = "Talk to it: burnish chat {run}"
 """What a person does with most results."""
 Finish = Callable[[R, Path], Path]
@@ -177,16 +181,24 @@ class _Run(Generic[AnyConfig]):
         most = self._transcript_tokens
         lines, texts = [JsonlSink(folder), HealthSink(folder)], [] if most is None else [TranscriptSink(folder, max_tokens=most)]
         self._written = [*lines, *texts]
-        others: list[Sink] = (
-            [TraceWriter(folder.trace_path, most_bytes=config.observe.trace_mib * 2**20)] if config.observe.trace_mib else []
-        )
+        others: list[Sink] = [*self._tracing(folder)]
         options = json.loads(scrub(json.dumps(self._kept.config.model_dump(mode="json"))))
         if config.observe.profile is not None:
             first, last = map(int, config.observe.profile.split("-"))
             others.append(ProfileSink(folder.path / "profile", first, last))
-        others += [make_tracker(kind, folder.path, config=options) for kind in config.observe.trackers]
+        others += [make_tracker(kind, folder.path, config=options) for kind in config.observe.trackers if kind != SPANS]
         self._made = [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *others]
         return self._made
+
+    def _tracing(self, folder: RunFolder) -> list[Sink]:
+        """The writer of the trace, and the exporter that hears of its spans, which is closed after it."""
+        most_bytes, exports = self._config.observe.trace_mib * 2**20, SPANS in self._config.observe.trackers
+        if not most_bytes and exports:
+            raise UserError(f"observe.trackers has {SPANS}, which sends the spans of the trace, but observe.trace_mib is 0: set it")
+        if not exports:
+            return [TraceWriter(folder.trace_path, most_bytes=most_bytes)] if most_bytes else []
+        export = SpanExport(folder.path.name)
+        return [TraceWriter(folder.trace_path, most_bytes=most_bytes, then=export.take), export]
 
     def _go_on(self, learner: Learner[Any], saver: Saver) -> None:
         start = learner.resume(saver.folder, self._step)

@@ -92,9 +92,9 @@ class ProgressSection(Section):
     trace_mib: Annotated[int, Field(ge=0)] = 48
     """Most that `trace.pftrace`, the timeline of the run, may take on disk, in MiB: past half of it the older part gives way. 0 writes
     none."""
-    trackers: Many[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = ()
-    """Where metrics go too; each needs its package. Projects, servers and offline modes are set by the trackers' own environment variables.
-    One that fails or hangs doesn't hold up the run."""
+    trackers: Many[Literal["tensorboard", "wandb", "trackio", "mlflow", "otel"]] = ()
+    """Where metrics go too, and spans: `otel` sends those of the trace to an OpenTelemetry collector. Each needs its package. Projects,
+    servers and offline modes are set by the trackers' own environment variables. One that fails or hangs doesn't hold up the run."""
     profile: Annotated[str, Field(pattern=r"^[1-9]\d*-[1-9]\d*$")] | None = None
     """Steps over which JAX's profiler runs, `3-5`, both ends included; what it writes goes to `profile/`. It costs time and disk: null."""
 

@@ -9,9 +9,10 @@ again.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ class TraceWriter:
     """A sink that writes every span of the process, whichever thread makes it, until it is closed.
 
     most_bytes: of both files together. A file of a run that goes on is appended to; the spans that its end cut off are ended there.
+    then: gets all events too, on the writing thread; if it fails, it is named on stderr and left out.
     """
 
-    def __init__(self, path: Path, *, most_bytes: int = 48 * 2**20) -> None:
-        self._path, self._half = path, most_bytes // 2
+    def __init__(self, path: Path, *, most_bytes: int = 48 * 2**20, then: Callable[[Sequence[trace.Event]], None] | None = None) -> None:
+        self._path, self._half, self._then = path, most_bytes // 2, then
         self._failed: OSError | None = None
         self._open_spans: dict[Lane, list[span]] = {}
         self._offset = time.time_ns() - time.monotonic_ns()  # wall time, so that a run that goes on tomorrow lies after today's part
@@ -75,7 +77,10 @@ class TraceWriter:
         """Write what has happened so far; what is there when this returns outlives a kill."""
         with self._lock:
             found = trace.events()
-            if not found or self._failed is not None:
+            if not found:
+                return
+            self._hand_on(found)
+            if self._failed is not None:
                 return
             try:
                 self._write(self._packets.of(found, self._open_spans))
@@ -94,6 +99,14 @@ class TraceWriter:
             self._awake.wait(EVERY_S)
             self._awake.clear()
             self.flush()
+
+    def _hand_on(self, events: Sequence[trace.Event]) -> None:
+        try:
+            if self._then is not None:
+                self._then(events)
+        except Exception as error:  # what other people's sinks raise is data
+            self._then = None
+            print(f"burnish: spans go nowhere else from here on: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _begin_file(self) -> None:
         cut_off = _mend(self._path)

@@ -92,7 +92,7 @@ class TensorBoardSink(CallbackSink):
     """Event files in `folder`, by the names of the metrics (extra `tensorboard`)."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = _package("tensorboardX").SummaryWriter(str(folder))
+        self._writer = package("tensorboardX").SummaryWriter(str(folder))
         super().__init__(self._write)
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -109,7 +109,7 @@ class WandbSink(CallbackSink):
 
     def __init__(self, folder: Path, *, name: str, config: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._run = _package("wandb").init(dir=str(folder), name=name, config=dict(config))
+        self._run = package("wandb").init(dir=str(folder), name=name, config=dict(config))
         super().__init__(lambda step, metrics: self._run.log(dict(metrics), step=step))
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class TrackioSink(CallbackSink):
 
     def __init__(self, *, name: str, config: Mapping[str, Any]) -> None:
         # The run itself: which one is current is known to the thread that made it only.
-        self._run = _package("trackio").init(project="burnish", name=name, config=dict(config), embed=False)
+        self._run = package("trackio").init(project="burnish", name=name, config=dict(config), embed=False)
         super().__init__(lambda step, metrics: self._run.log(dict(metrics), step=step))
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class MLflowSink(CallbackSink):
     """A run of MLflow (extra `mlflow`); `MLFLOW_TRACKING_URI` and `MLFLOW_EXPERIMENT_NAME` say where."""
 
     def __init__(self, *, name: str, config: Mapping[str, Any]) -> None:
-        mlflow = _package("mlflow", "mlflow-skinny")
+        mlflow = package("mlflow", "mlflow-skinny")
         self._client, self._entities = mlflow.MlflowClient(), mlflow.entities
         experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "burnish"))
         self._run_id = self._client.create_run(experiment.experiment_id, run_name=name).info.run_id
@@ -165,11 +165,12 @@ def make_tracker(kind: str, folder: Path, *, config: Mapping[str, Any]) -> Backg
     raise ValueError(f"there is no tracker {kind!r}")
 
 
-def _package(name: str, package: str | None = None) -> Any:
+def package(name: str, install: str | None = None) -> Any:
+    """The module `name`. Raises UserError, with what to install, where it can't be imported."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"observe.trackers needs {name}, which can't be imported ({error}): pip install {package or name}") from error
+        raise UserError(f"observe.trackers needs {name}, which can't be imported ({error}): pip install {install or name}") from error
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
@@ -185,4 +186,4 @@ def _plain(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. /:" else "_" for c in name)
 
 
-__all__ = ["Background", "CallbackSink", "MLflowSink", "TensorBoardSink", "TrackioSink", "WandbSink", "make_tracker"]
+__all__ = ["Background", "CallbackSink", "MLflowSink", "TensorBoardSink", "TrackioSink", "WandbSink", "make_tracker", "package"]

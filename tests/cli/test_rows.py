@@ -19,6 +19,7 @@ from burnish.models.weights import load_adapter
 from burnish.observe.run_folder import read_status
 from burnish.observe.trace_reader import read
 from tests.cli.runs import Shell
+from tests.observe.collector import collecting
 
 pytestmark = pytest.mark.slow  # each run compiles programs of its own
 
@@ -59,8 +60,12 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     [("sft", [], "eval/loss"), ("dpo", [], "eval/margin"), ("dpo", ["loss.name=kto"], "eval/loss")],
     ids=["sft", "dpo", "kto"],
 )
-def test_a_run_leaves_what_it_promises(rows: Path, shell: Shell, command: str, options: list[str], name: str) -> None:
-    code, out, err = shell(command, rows, *options)
+def test_a_run_leaves_what_it_promises(
+    rows: Path, shell: Shell, command: str, options: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collecting(monkeypatch) as collector:
+        code, out, err = shell(command, rows, *options, "observe.trackers=[otel]")
+        collector.wait_for("run", "step", "prepare", "data", "update", "evaluate")
     run = Path("runs/first")
     assert code == 0, err
     assert f"4 steps done; {run / 'adapter'} holds the result" in out and f"{name}: " in out

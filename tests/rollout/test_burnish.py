@@ -42,6 +42,7 @@ from burnish.testing.check_engine import CHECKS, Check, Subject, run_check
 from burnish.testing.tiny import write_tiny_model
 from burnish.train.state import leaf_names
 from burnish.types import Completion, Request, SamplingParams
+from tests.rl.runs import RecordingCluster, make_learner
 
 CONTEXT, SLOTS = 64, 4
 TOKEN = secrets.token_urlsafe()
@@ -342,3 +343,22 @@ def test_a_server_that_a_run_has_started_is_started_again_with_its_weights(model
         assert host.deaths == 1
     finally:
         cluster.close()
+
+
+@pytest.mark.soak
+def test_a_run_whose_engine_is_elsewhere_learns_what_it_would_learn_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same updates, bit by bit: what is sampled is the same, from weights that went to another process after each step."""
+    monkeypatch.chdir(tmp_path)  # the server's log
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_tiny_model(folder, scale=5.0)
+    found = []
+    elsewhere = {"engine": "burnish", "options": {"environment": {"PYTHONPATH": str(Path(__file__).parents[2])}}}
+    for engine in ({"engine": "native"}, elsewhere):
+        options = {**engine, "max_prompt_tokens": 30}
+        learner = make_learner(folder, rollout=options, cluster={"canary": True}, training={"max_steps": 3})
+        learner.train()
+        assert isinstance(learner.cluster, RecordingCluster)
+        found.append((learner.cluster.means("policy/loss"), learner.cluster.means("optim/grad_norm")))
+        assert max(learner.cluster.worst_mismatch) < 1e-5
+    assert found[0] == found[1] and any(found[0][1])

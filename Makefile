@@ -69,6 +69,10 @@ test-vllm: venv .venv-vllm/installed
 test-browser: venv
 	$(BIN)/python -m pytest -m browser -rP
 
+# The pictures of docs/images, of the report of a run: make screenshots RUN=runs/NAME
+screenshots: venv
+	$(BIN)/python -m tests.observe.screenshots $(RUN)
+
 # What other people's trackers read back, in an environment of its own.
 .venv-trackers/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trackers

@@ -85,7 +85,7 @@ def start_train(task: Path, *arguments: str, faults: str = "") -> subprocess.Pop
 def finish(child: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error, once it has ended; one that doesn't is killed."""
     try:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=100)
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()

@@ -106,6 +106,6 @@ def test_a_run_that_is_bad_in_a_known_way_is_told_so(
         traced_learner(model, folder, steps=2, **trouble).train()  # type: ignore[arg-type]
     options = {"rollout": {"slots": 16, "max_staleness": 0}, "environment": {"limits": {"max_concurrency": trouble.get("max_concurrency")}}}
     found = analyse(read(folder.trace_path), options)
-    assert [alarm.name for alarm in found.alarms] == ([] if diagnosed is None else [diagnosed]), found
+    assert [alarm.name for alarm in found.alarms[:1]] == ([] if diagnosed is None else [diagnosed]), found  # the largest share first
     if diagnosed == "environment":
         assert "raise environment.limits.max_concurrency from 8 to about" in found.alarms[0].text

@@ -63,6 +63,24 @@ def test_no_index_address_and_no_path_of_one_machine_in_the_tree() -> None:
     assert found == []
 
 
+def test_all_is_every_extra_that_a_user_may_want() -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = everything.removeprefix("burnish[").removesuffix("]").split(",")
+    assert named == sorted(extras.keys() - {"all", "dev", "docs", "parity", "quickstart", "templates"})
+    assert set(extras["quickstart"]) <= {dependency for name in named for dependency in extras[name]}
+
+
+def test_the_version_is_the_newest_of_the_changelog() -> None:
+    import tomllib
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None and newest[1] == version
+
+
 def test_pins_are_exact_and_cover_every_dependency() -> None:
     import tomllib
 
@@ -72,5 +90,5 @@ def test_pins_are_exact_and_cover_every_dependency() -> None:
         lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+", line) for line in lines), file
         pinned = {line.partition("==")[0] for line in lines}
-        needed = project["dependencies"] + [d for name, extra in extras.items() if name not in left_out for d in extra]
+        needed = project["dependencies"] + [d for name, extra in extras.items() if name not in (*left_out, "all") for d in extra]
         assert {re.split(r"[\[<>=!~ ]", dependency)[0] for dependency in needed} <= pinned, file

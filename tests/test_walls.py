@@ -40,7 +40,7 @@ LAYERS = [
         "burnish.observe.health",
     ]
     + ["burnish.observe.report", "burnish.observe.trackers", "burnish.observe.telemetry"],
-    ["burnish.agentic", "burnish.rl.evaluation", "burnish.rl.fleet"],
+    ["burnish.agentic", "burnish.rl.evaluation", "burnish.rl.fleet", "burnish.rl.replay"],
     # with jax
     [
         "burnish.pytree",

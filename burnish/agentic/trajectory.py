@@ -85,7 +85,7 @@ class TrajectoryCollectEngine:
     async def collect(self, agent: ConversationAgentBase, env: BaseTaskEnv, *, group: tuple[int, int], sample: int) -> Trajectory:
         limits, record, steps = self._context.limits, TokenRecord(), []
         status, error, trace, start = Status.OK, None, "", time.monotonic()
-        ids = {"step": group[0], "draw": group[1], "sample": sample}
+        ids = {"step": group[0], "draw": group[1], "sample": sample, "attempt": env.episode.attempt}
         call, clock = (
             EnvCalls(env, self._context.calls, timeout_s=limits.step_timeout_s, ids=ids),
             asyncio.timeout(limits.episode_timeout_s),

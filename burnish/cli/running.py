@@ -33,6 +33,7 @@ from burnish.observe.trace_writer import TraceWriter
 from burnish.observe.trackers import make_tracker
 from burnish.observe.transcripts import TranscriptSink
 from burnish.rl.fleet import ALONE, Fleet, digest, leaders, require_same
+from burnish.rl.replay import EpisodeSink
 from burnish.rollout.engine import wait_for
 
 
@@ -76,6 +77,7 @@ def run_in_folder(
     step: int | None,
     build: Callable[[Callable[[], Sequence[Sink]]], tuple[Learner[R], Finish[R]]],
     transcript_tokens: int | None = None,
+    keep_episodes: bool = False,
     sample_every: int = 1,
     next_step: str = TALK,
     fleet: Fleet = ALONE,
@@ -84,9 +86,9 @@ def run_in_folder(
 
     step: the one to go on from, None for the newest, if `args.resume` asks for it. build: gets what makes the sinks, to be called once all
     that can be wrong before loading weights was checked. transcript_tokens: of an episode, written one by one; None writes no episodes.
-    fleet: the processes of the run; the folder and what is printed are the first's.
+    keep_episodes: whole ones, to be replayed. fleet: the processes of the run; the folder and what is printed are the first's.
     """
-    shown: dict[str, Any] = {"transcript_tokens": transcript_tokens, "sample_every": sample_every}
+    shown: dict[str, Any] = {"transcript_tokens": transcript_tokens, "keep_episodes": keep_episodes, "sample_every": sample_every}
     run = _Run(resolved, step=step, resuming=args.resume is not None, **shown, fleet=fleet)
     try:
         with stopping_on_signals(run.fail) as stopping:
@@ -107,15 +109,17 @@ class _Run(Generic[AnyConfig]):
         step: int | None,
         resuming: bool,
         transcript_tokens: int | None,
+        keep_episodes: bool,
         sample_every: int,
         fleet: Fleet,
     ) -> None:
         self._config, self._kept = resolved.config, anchored(resolved)
         self._step, self._resuming = step, resuming
-        self._transcript_tokens, self._sample_every, self._fleet = transcript_tokens, sample_every, fleet
+        self._transcript_tokens, self._keep_episodes = transcript_tokens, keep_episodes
+        self._sample_every, self._fleet = sample_every, fleet
         self._path = Path(self._config.run.folder) / self._config.run.name
         self._folder: RunFolder | None = None
-        self._written: list[JsonlSink | HealthSink | TranscriptSink] = []
+        self._written: list[JsonlSink | HealthSink | TranscriptSink | EpisodeSink] = []
         self._made: Sequence[Sink] = ()
         self._saver: Saver | None = None
         fleet.on_leaving(self.fail)
@@ -180,14 +184,15 @@ class _Run(Generic[AnyConfig]):
         self._saver = Saver(folder.checkpoints_path, config.checkpoint, fleet=self._fleet)
         most = self._transcript_tokens
         lines, texts = [JsonlSink(folder), HealthSink(folder)], [] if most is None else [TranscriptSink(folder, max_tokens=most)]
-        self._written = [*lines, *texts]
+        kept = [EpisodeSink(folder.path)] if self._keep_episodes else []
+        self._written = [*lines, *texts, *kept]
         others: list[Sink] = [*self._tracing(folder)]
         options = json.loads(scrub(json.dumps(self._kept.config.model_dump(mode="json"))))
         if config.observe.profile is not None:
             first, last = map(int, config.observe.profile.split("-"))
             others.append(ProfileSink(folder.path / "profile", first, last))
         others += [make_tracker(kind, folder.path, config=options) for kind in config.observe.trackers if kind != SPANS]
-        self._made = [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *others]
+        self._made = [*lines, ProgressSink(sample_every=self._sample_every, live=config.observe.progress), *texts, *kept, *others]
         return self._made
 
     def _tracing(self, folder: RunFolder) -> list[Sink]:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     observe = resolved.config.observe
     tokens = observe.transcript_tokens if observe.transcripts else None
-    shown: dict[str, Any] = {"transcript_tokens": tokens, "sample_every": observe.sample_every}
+    shown: dict[str, Any] = {"transcript_tokens": tokens, "keep_episodes": observe.episodes, "sample_every": observe.sample_every}
     with joined(resolved.config.cluster.distributed) as fleet:
         return run_in_folder(args, resolved, step=step, build=build, **shown, fleet=fleet)
 

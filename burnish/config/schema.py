@@ -258,6 +258,10 @@ class RolloutConfig(Section):
     """What the engine samples from: a copy in the layout that decodes fastest, or `lent`: the actor's own arrays, at no memory but slower.
     Lent ones need the actor's mesh, float32, no adapter, one mini-batch a step, and `max_staleness` 0."""
 
+    replay: str | None = None
+    """A run's folder, made with `observe.episodes`: its training episodes are read instead of sampled, so that its updates are made again
+    bit by bit, whatever `max_staleness` was. Data, seed and sizes must be that run's."""
+
     @property
     def longest_sequence(self) -> int:
         """Tokens of the longest row that a model may have to read at once."""
@@ -480,6 +484,8 @@ class ObserveSection(Section):
     """Write every episode of a step to `transcripts/step_N.jsonl`."""
     transcript_tokens: Annotated[int, Field(ge=0)] = 1024
     """Sampled tokens of an episode that are written one by one, with log-probs and advantages, for the report to colour; 0: none."""
+    episodes: bool = False
+    """Write every episode of a step, ids and log-probs and all, to `episodes/step_N.bin`, for `rollout.replay`."""
     progress: bool = True
     """Draw the progress display when the output is a terminal; otherwise print one line a step."""
     trace_mib: Annotated[int, Field(ge=0)] = 48

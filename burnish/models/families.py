@@ -173,6 +173,11 @@ _REQUIRED = (
     "max_position_embeddings",
 )
 
+_LARGEST = 1 << 26
+"""Of any size in a config, beyond all models: what isn't a model's could fill the memory before a single tensor is read."""
+_MOST_STACKED = 10_000
+"""Layers, and experts of one, each of which has names of its own."""
+
 
 class UnsupportedModel(UserError):
     """A model folder asks for something that burnish doesn't compute. The message lists everything found."""
@@ -191,6 +196,8 @@ def read_config(raw: Mapping[str, Any], *, where: str = "config.json", classifie
     name = _family_name(raw, where, classifier)
     family = FAMILIES[name]
     raw = {**family.absent, **raw}
+    if sizes := _odd_sizes(raw, family):
+        raise UnsupportedModel(f"{where} can't be used:" + "".join(f"\n  - {problem}" for problem in sizes))
     problems = [f"the key {key!r} is missing" for key in _REQUIRED if raw.get(key) is None] + _refusals(raw, family)
     kinds, kind_problems = family.layers.read(raw)
     if family.two_ropes:
@@ -300,6 +307,19 @@ def _family_name(raw: Mapping[str, Any], where: str, classifier: bool) -> str:
         wrong = "a language model, which gives no score" if classifier else "a sequence classifier, which has no vocabulary to sample from"
         raise UnsupportedModel(f"{where}: {architectures[0]!r} is {wrong}; what can be used here: {known}")
     raise UnsupportedModel(f"{where}: the architecture {architectures[0]!r} isn't supported; supported: {known}")
+
+
+def _odd_sizes(raw: Mapping[str, Any], family: Family) -> list[str]:
+    """Sizes that no model has; one that is missing is told elsewhere."""
+    stacked = {"num_hidden_layers", *(family.experts.count if family.experts else ())}
+    most = {key: _LARGEST for key in (*_REQUIRED, "num_key_value_heads", "head_dim")} | dict.fromkeys(stacked, _MOST_STACKED)
+    del most["rms_norm_eps"]
+    given = {key: raw[key] for key in most if raw.get(key) is not None}
+    return [
+        f"{key} is {value!r:.40}, expected a whole number from 1 to {most[key]}"
+        for key, value in given.items()
+        if type(value) is not int or not 1 <= value <= most[key]
+    ]
 
 
 def _refusals(raw: Mapping[str, Any], family: Family) -> list[str]:

@@ -207,7 +207,10 @@ def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder; an index that names an absent file is an error here, before anything is computed."""
     index, single = folder / tensors.INDEX_FILE, folder / "model.safetensors"
     if index.is_file():
-        files = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+        named = _read_json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(name, str) and Path(name).name == name for name in named.values()):
+            raise UserError(f"{index} must have a weight_map from tensors to files of its own folder")
+        files = [folder / name for name in sorted(set(named.values()))]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
             raise MissingFile(f"{index} names files that aren't there: {', '.join(absent)}; fetch the folder again")
@@ -237,11 +240,14 @@ def _copy_text_files(source: Path, target: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MissingFile(f"{path} doesn't exist; give a folder that holds {path.name}") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} isn't valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}, expected an object")
+    return value
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

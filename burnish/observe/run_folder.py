@@ -117,7 +117,7 @@ class RunFolder:
         elif isinstance(error, SystemExit) and error.code in (None, 0):
             self.complete()
         else:
-            self.fail(exit_code=_exit_code(error), cause=f"{type(error).__name__}: {error}")
+            self.fail(exit_code=_exit_code(error), cause="; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
     def _finish(self, state: State, **fields: Any) -> None:
         if self._lock < 0:

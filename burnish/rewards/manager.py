@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import math
 import numbers
 import threading
@@ -30,6 +31,8 @@ import numpy as np
 from burnish import faults
 from burnish.config.errors import CallError, CallTimeout, UserError
 from burnish.types import Group, Message, Prompt, Status, Trajectory
+
+log = logging.getLogger(__name__)
 
 GIVEN = ("prompts", "completions", "conversations", "trajectories")
 """What burnish fills in itself; a data column of such a name is hidden by it."""
@@ -145,6 +148,7 @@ class RewardManager:
             return outcome
         killable = self._runner is not None and not _is_own(spec.fn) and self._runner.killable(spec.fn, f"reward {spec.name}")
         if outcome.late and len(graded) > 1 and killable:
+            log.warning("reward %s of draw %d in step %d took too long; each of its samples is graded alone", spec.name, *group.id[::-1])
             alone = await asyncio.gather(*(self._try(spec, group, [trajectory]) for trajectory in graded))
             return [got if isinstance(got, _Failure) else got[0] for got in alone]
         return [outcome] * len(graded)
@@ -155,7 +159,8 @@ class RewardManager:
             returned = await self._beside(spec, group, graded)
         else:
             arguments = self._arguments(spec, group.prompt, graded)
-            fault = ("reward", {"id": group.id[1], "step": group.id[0], "reward": spec.name})
+            alone = {"sample": graded[0].sample} if len(graded) == 1 else {}
+            fault = ("reward", {"id": group.id[1], "step": group.id[0], "reward": spec.name, **alone})
             try:
                 returned = await self._runner(spec.fn, arguments, timeout_s=spec.timeout_s, name=f"reward {spec.name}", fault=fault)
             except CallTimeout:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from burnish import faults
 from burnish.config.algorithms import CriticConfig, TeacherConfig
 from burnish.config.errors import UserError
 from burnish.config.schema import ClusterConfig, LoraConfig, RewardModelSection, RolloutConfig, TrainingConfig
@@ -344,6 +345,8 @@ class RLCluster:
             self._anchor.moves()
         if Role.ACTOR in self._offloaded:
             self._state = dataclasses.replace(self.state, opt_state=to_devices(self.state.opt_state))
+        if faults.point("update.nonfinite", step=step):
+            micro_batches = (m._replace(batch=dataclasses.replace(m.batch, advantages=m.batch.advantages * jnp.nan)) for m in micro_batches)
         start = time.monotonic_ns()
         self._state, report = self._steps.update(self.state, self._base, micro_batches, count=count)
         dispatched("actor", "update", report, start_ns=start, step=step - 1)

@@ -21,6 +21,7 @@ from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.config.errors import BurnishError
 from burnish.rl import wire
 from burnish.rl.handoff import Interrupted
+from burnish.rl.replay import Replayed
 from burnish.rollout.engine import wait_for
 from burnish.types import Group
 
@@ -130,7 +131,7 @@ def together(fleet: Fleet, what: str, work: Callable[[], T], sign: Callable[[T],
     return result
 
 
-async def play(fleet: Fleet, topic: str, orchestrator: RolloutOrchestrator, draws: Sequence[Draw]) -> list[Group]:
+async def play(fleet: Fleet, topic: str, orchestrator: RolloutOrchestrator | Replayed, draws: Sequence[Draw]) -> list[Group]:
     """The groups of all draws, in drawn order, of which each process has played its share: every `count`-th."""
     mine = [group async for group in orchestrator.groups(draws[fleet.index :: fleet.count])]
     if fleet.count == 1:

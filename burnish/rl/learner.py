@@ -56,6 +56,7 @@ from burnish.rl.overlap import streams
 from burnish.rl.producer import Chunk, Producer
 from burnish.rl.progress import TrainResult, pack, unpack
 from burnish.rl.prompts import held_out_prompts, require_held_out, token_counter, training_stream
+from burnish.rl.replay import Replayed
 from burnish.rl.reports import record_rollout
 from burnish.rl.scoring import Scored, record_chunks, record_credit, score, token_scores
 from burnish.rl.speed import utilisation
@@ -170,6 +171,7 @@ class RLLearner:
             make_env=self._make_env,
             max_concurrency=max_concurrency,
         )
+        self._replayed = None if self._rollout.replay is None else Replayed(self._rollout.replay)
         self._programs = programs_compiled()
         self._closed = False
         self._result = TrainResult()
@@ -202,7 +204,7 @@ class RLLearner:
         gate = VersionGate(self._plan.max_staleness, version=start)
         producer = Producer(
             stream=self._stream,
-            orchestrator=self._orchestrator,
+            orchestrator=self._orchestrator if self._replayed is None else self._replayed,
             algorithm=self._algorithm,
             plan=self._plan,
             params=self._params(self._rollout.sampling),
@@ -380,10 +382,14 @@ class RLLearner:
 
     @contextlib.contextmanager
     def _timed(self, phase: str, **about: Any) -> Iterator[None]:
-        """Add to the phase's seconds, without those of phases inside it."""
+        """Add to the phase's seconds, without those of phases inside it. What goes wrong in it is noted to have done so here."""
         outer, self._inner_seconds = self._inner_seconds, 0.0
         with span(phase, step=self._result.steps, **about) as timed:
-            yield
+            try:
+                yield
+            except Exception as error:
+                error.add_note(f"in {phase}, after step {self._result.steps}")
+                raise
         self._metrics.sum(f"time/{phase}_seconds", timed.seconds - self._inner_seconds)
         self._inner_seconds = outer + timed.seconds
 

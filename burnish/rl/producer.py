@@ -38,6 +38,7 @@ from burnish.rl.credit import TokenEstimator, credit, informative, uncredited
 from burnish.rl.fleet import ALONE, Fleet, digest, play, require_same
 from burnish.rl.handoff import Closed, Handoff, VersionGate
 from burnish.rl.layout import BatchShape, bucket
+from burnish.rl.replay import Replayed
 from burnish.types import Group, SamplingParams, Status
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Producer(threading.Thread):
         self,
         *,
         stream: PromptStream,
-        orchestrator: RolloutOrchestrator,
+        orchestrator: RolloutOrchestrator | Replayed,
         algorithm: Algorithm,
         plan: BatchPlan,
         params: SamplingParams,

@@ -6,6 +6,7 @@ samples from the policy that is trained. The engine's side is `rollout.engine`; 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ from burnish.sync.reshard import on_host, whole_here
 from burnish.train.state import leaf_names
 from burnish.types import Group, Prompt, Request, SamplingParams, Trajectory
 
+log = logging.getLogger(__name__)
+
+PUSHES = 3
+"""How often a version is pushed before the run is given up."""
 CANARY_TOKENS = 4
 CANARY_LIMIT = 0.1
 """How far apart, in nats, two log-probs of one id may be: bf16 products stay within some .05, stale or misplaced weights don't."""
@@ -58,7 +63,8 @@ class Publisher:
         self._begun = True
 
     def publish(self, trainable: Params, version: int) -> None:
-        """Make `trainable` the engine's version `version`. Raises what the engine raises; it is on its old version then, as a whole."""
+        """Make `trainable` the engine's version `version`. A push that fails leaves the engine on its old version, as a whole, and is made
+        again; the last of `PUSHES` raises. One to an engine that has given its weights back, or is lost, isn't made again."""
         names = (self._prefix + name for name in leaf_names(trainable))
         leaves = {name: whole_here(leaf) for name, leaf in zip(names, jax.tree.leaves(trainable), strict=True)}
         with self._dispatch:  # and not on the actor's mesh: of several processes, this one's part of it
@@ -71,8 +77,18 @@ class Publisher:
                 await self._engine.push(name, leaf)
             await self._engine.commit_update(sent)
 
+        async def push_again() -> None:
+            for left in reversed(range(PUSHES)):
+                try:
+                    return await push()
+                except Exception as error:
+                    if self._begun or not left or isinstance(error, BurnishError):
+                        raise
+                    log.warning("the push of version %d failed and is made again: %s: %s", version, type(error).__name__, error)
+                    await self._engine.abort_update()
+
         with span("sync.push", version=version):
-            wait_for(push())
+            wait_for(push_again())
         self._begun = False
         self.version = version
 

@@ -124,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} isn't valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} holds a {type(value).__name__}, expected an object")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,15 @@ class Shell:
         return code, out, err
 
 
-def start_train(task: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
-    """`burnish train` in a process of its own, with one device, as a person has."""
-    environment = {**os.environ, "BURNISH_FAULTS": faults, "XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+def start_train(task: Path, *arguments: str, faults: str = "", variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """`burnish train` in a process of its own, with one device, as a person has. variables: of its environment."""
+    environment = {
+        **os.environ,
+        **(variables or {}),
+        "BURNISH_FAULTS": faults,
+        "XLA_FLAGS": "",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     argv = [sys.executable, "-m", "burnish", "train", str(task), *arguments]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from burnish.checkpoint import store
 from burnish.observe.run_folder import read_status
 from tests.cli.runs import LORA, Shell, finish, outcome, start_train, write_task
 
-pytestmark = pytest.mark.optimised  # equal bit for bit
+pytestmark = [pytest.mark.optimised, pytest.mark.timeout(480)]  # equal bit for bit; two runs in processes of their own
 
 STEPS = 5
 
@@ -60,7 +61,19 @@ def test_r01_killed_and_gone_on_with_it_is_the_unbroken_run(task: Path, unbroken
 
 
 @pytest.mark.slow
+def test_r59_hash_seed_locale_zone_folder_and_threads_change_no_bit(task: Path, unbroken: Mapping[str, Any]) -> None:
+    """The unbroken run has another working directory, and as many threads as there are cores; this one has one core."""
+    odd = {"PYTHONHASHSEED": "7", "LC_ALL": "C", "LANG": "C", "TZ": "Pacific/Kiritimati"}
+    child = start_train(task, *options(), variables=odd)
+    os.sched_setaffinity(child.pid, {min(os.sched_getaffinity(0))})  # before it has imported jax, which counts them
+    code, _, err = finish(child)
+    assert code == 0, err
+    assert outcome(Path("runs/first")) == unbroken
+
+
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint_it_starts_over_in_its_folder(task: Path, unbroken: Mapping[str, Any]) -> None:
+    """R63."""
     code, _, _ = finish(start(task, faults="save.before_commit@step=1:kill"))
     assert code == -signal.SIGKILL
     code, out, err = finish(start(task, "--resume"))

@@ -70,6 +70,7 @@ OTHER: dict[str, list[Any]] = {
     "rollout.sampling.stop_strings": [["7"]],
     "rollout.max_episode_tokens": [40],
     "rollout.kv_cache_bytes": [1_000_000],
+    "rollout.replay": ["nowhere"],
     "cluster.actor.axes": [{"data": 2}, {"fsdp": 2}, {"tp": 2}],
     "cluster.actor.devices": [[3], 2],
     "cluster.offload_to_cpu": [["actor"]],

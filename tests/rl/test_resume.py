@@ -151,6 +151,7 @@ def test_a_run_that_is_stopped_saves_its_last_whole_step_and_draws_the_rest_agai
 
 @pytest.mark.slow
 def test_a_stop_before_the_first_step_claims_no_checkpoint(model: Model, tmp_path: Path) -> None:
+    """R63."""
     learner = make_learner(model, **SETTINGS)
     learner.stop()
     result = learner.train(saver=Saver(tmp_path))

@@ -38,6 +38,7 @@ from burnish.testing.tiny import write_tiny_model
 from burnish.text.codec import Codec
 from burnish.text.tool_parsers import PARSERS
 from burnish.types import Completion, Request, SamplingParams, Trajectory
+from tests.listening import listeners
 
 TOKEN = "open-sesame"
 GUARDS = Guards(TOKEN)
@@ -362,6 +363,7 @@ def test_the_command_serves_a_model_and_writes_down_its_sessions(tmp_path: Path)
         told = server.stdout.readline()
         url = re.search(r"http://127.0.0.1:\d+", told)
         assert url is not None and told.endswith(f"/v1 with the token {TOKEN}\n"), told
+        assert listeners(server.pid) == {("127.0.0.1", int(url[0].rpartition(":")[2]))}
         client = openai.OpenAI(base_url=f"{url[0]}/sessions/a/v1", api_key=TOKEN, max_retries=0)
         asked: Any = [{"role": "user", "content": "12"}]
         answer = client.chat.completions.create(model="m", messages=asked, max_tokens=5, extra_body={"return_token_ids": True})

@@ -326,7 +326,7 @@ def launched(tmp_path: Path) -> Iterator[Make]:
     program.chmod(0o755)
     with ExitStack() as stack:
 
-        def engine(kind: Kind, restarts: int) -> RemoteEngine:
+        def engine(kind: Kind, restarts: int, **limits: float) -> RemoteEngine:
             setup = ServerSetup(Path("base"), str, kind, python=str(program))
             made = RemoteEngine(
                 VllmDialect(setup),
@@ -335,7 +335,7 @@ def launched(tmp_path: Path) -> Iterator[Make]:
                 decode_text=str,
                 context=128,
                 start=Path("base"),
-                limits=LifeLimits(restarts=restarts, start_timeout_s=30.0),
+                limits=LifeLimits(restarts=restarts, start_timeout_s=30.0, **limits),
             )
             stack.callback(lambda: asyncio.run(made.close()))
             return made
@@ -382,6 +382,21 @@ def test_a_server_killed_in_mid_batch_is_restarted_and_the_batch_done(launched: 
             await engine.generate(ask())
         with pytest.raises(ServerFailed):
             await update(engine, 8)
+
+    asyncio.run(story())
+
+
+def test_r58_a_server_that_starves_for_a_while_isnt_taken_for_dead(launched: Make) -> None:
+    """Looked at twenty times a second, by the time limits that a run has: it doesn't run for a second, and no death may be made good."""
+    engine = launched("model", 0, health_every_s=0.05)
+
+    async def story() -> None:
+        await engine.generate(ask())
+        os.kill(pid := pid_of(engine), signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        os.kill(pid, signal.SIGCONT)
+        assert len((await engine.generate(ask())).ids) == len((await engine.generate(ask())).ids)
+        assert pid_of(engine) == pid and engine._pool.hosts[0].deaths == 0
 
     asyncio.run(story())
 

@@ -10,7 +10,14 @@ from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.rl.runs import make_learner
 
 ROOT = Path(__file__).resolve().parents[1]
-DATED = {"observe/run_folder.py", "observe/trace_writer.py", "observe/trackers.py", "rollout/server/openai_api.py", "text/chat.py"}
+DATED = {
+    "observe/run_folder.py",
+    "observe/telemetry.py",
+    "observe/trace_writer.py",
+    "observe/trackers.py",
+    "rollout/server/openai_api.py",
+    "text/chat.py",
+}
 """Where the wall clock is asked, because what is written, or what a template asks for, is a date."""
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 

@@ -11,10 +11,10 @@ from burnish import faults
 
 def test_off_by_default_and_cheap() -> None:
     before = faults.fired()
-    start = time.perf_counter()
+    start = time.process_time()
     for step in range(100_000):
         assert faults.point("save.after_arrays", step=step) is False
-    assert (time.perf_counter() - start) / 100_000 < 5e-6
+    assert (time.process_time() - start) / 100_000 < 5e-6
     assert faults.fired() == before
 
 

@@ -208,10 +208,10 @@ def test_the_calculator_calculates(expression: str, value: float) -> None:
 )  # fmt: skip
 def test_b135_anything_else_is_an_error_at_no_cost(expression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises((ValueError, ArithmeticError, TypeError)):
         calculate(expression)
-    assert time.monotonic() - start < 1 and os.listdir(tmp_path) == []
+    assert time.process_time() - start < 1 and os.listdir(tmp_path) == []
 
 
 def test_the_calculator_is_a_tool() -> None:

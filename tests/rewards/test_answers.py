@@ -107,10 +107,10 @@ def test_exact_is_the_whole_text_with_blanks_and_on_request_case_aside() -> None
 
 @pytest.mark.parametrize("text", ["1," * 200_000, "1" * 200_000, "\\boxed{" * 20_000, "-" * 200_000, "1e" * 100_000])
 def test_hostile_completions_are_read_in_linear_time(text: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     numeric([text], ["5"])
     boxed([text], ["5"])
-    assert time.monotonic() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_nothing_is_evaluated() -> None:

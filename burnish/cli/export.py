@@ -1,7 +1,8 @@
 """`burnish export SOURCE OUT [--adapter]`: a model or an adapter as a folder that transformers, PEFT and vLLM load.
 
 SOURCE is a run's folder, a model folder, a name from `burnish fetch` or a hub id. OUT becomes a Hugging Face folder, with a run's adapter
-merged into its base; with `--adapter` it becomes the run's adapter alone, in PEFT's format.
+merged into what it was trained beside: its base, in few bits where the run kept it so. With `--adapter` it becomes the run's adapter
+alone, in PEFT's format.
 """
 
 from __future__ import annotations
@@ -36,10 +37,9 @@ def _model(args: argparse.Namespace) -> str:
     """Needs no tokenizer and no chat template: a base model can be exported too."""
     import jax
 
-    from burnish.cli.result import find_result
+    from burnish.cli.result import find_result, with_adapter
     from burnish.models import families, weights
     from burnish.models.locate import locate
-    from burnish.models.lora import merge
     from burnish.text.tokenizer import read_json
 
     path, adapter = find_result(args.source)
@@ -51,7 +51,7 @@ def _model(args: argparse.Namespace) -> str:
         weights.save_scalar(args.out, config, params, like=folder, dtype=dtype)
     else:
         config, params = weights.load(folder)
-        params = params if adapter is None else merge(params, weights.load_adapter(adapter, config))
+        params = params if adapter is None else with_adapter(params, config, adapter)
         weights.save(args.out, config, params, like=folder, dtype=dtype)
     size, count = sum(file.stat().st_size for file in args.out.glob("*.safetensors")), sum(x.size for x in jax.tree.leaves(params))
     kind = "sequence classifier" if scored else "language model"

@@ -15,9 +15,11 @@ from jax.sharding import Mesh
 
 from burnish.config import documents
 from burnish.config.errors import UserError
+from burnish.models.config import ModelConfig
 from burnish.models.lora import merge
 from burnish.models.model import Model
 from burnish.models.quant import Code, opened, quantised
+from burnish.models.transformer import Params
 from burnish.models.weights import load_adapter
 
 
@@ -27,8 +29,12 @@ def load_result(path: str | Path, *, template_kwargs: Mapping[str, Any] | None =
     base = Model.load(model, template_kwargs=template_kwargs, mesh=mesh)
     if adapter is None:
         return base
-    params = opened(quantised(base.params, _code_of(Path(path))))  # the adapter was trained beside what few bits make of the base
-    return dataclasses.replace(base, params=merge(params, load_adapter(adapter, base.config, mesh=mesh)))
+    return dataclasses.replace(base, params=with_adapter(base.params, base.config, adapter, mesh=mesh))
+
+
+def with_adapter(params: Params, config: ModelConfig, adapter: Path, *, mesh: Mesh | None = None) -> Params:
+    """A run's base with the run's adapter merged into what it was trained beside: the base, or what few bits make of it."""
+    return merge(opened(quantised(params, _code_of(adapter.parent))), load_adapter(adapter, config, mesh=mesh))
 
 
 def find_result(path: str | Path) -> tuple[str | Path, Path | None]:

@@ -430,6 +430,9 @@ class TrainingConfig(Section):
     weight is trained."""
     head_chunk: Positive = 512
     """Tokens whose logits exist at one time."""
+    balance: Annotated[float, Field(ge=0)] | None = None
+    """Factor on the loss that balances the load of experts over a whole update, as `router_aux_loss_coef` of a model's config counts it; 0
+    for none; null: the model's own. Routers beside an adapter are frozen, and then there is none."""
     eval_every: Positive | None = None
     """Evaluate every so many steps; null never."""
     compare: bool = False

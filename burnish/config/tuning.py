@@ -52,6 +52,9 @@ class RowsTrainingConfig(Section):
 class SFTTrainingConfig(RowsTrainingConfig):
     """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
 
+    balance: Annotated[float, Field(ge=0)] | None = None
+    """Factor on the loss that balances the load of experts over a whole update, as `router_aux_loss_coef` of a model's config counts it; 0
+    for none; null: the model's own. Routers beside an adapter are frozen, and then there is none."""
     neftune_alpha: Annotated[float, Field(gt=0)] | None = None
     """Size of the noise on the embeddings while training (NEFTune, Jain et al., 2023, arXiv:2310.05914); null adds none."""
 
@@ -59,6 +62,9 @@ class SFTTrainingConfig(RowsTrainingConfig):
 class PreferenceTrainingConfig(RowsTrainingConfig):
     """Sizes (in rows of data), the optimizer, and how long. A step is one update."""
 
+    balance: Annotated[float, Field(ge=0)] | None = None
+    """Factor on the loss that balances the load of experts over a whole update, as `router_aux_loss_coef` of a model's config counts it; 0
+    for none; null: the model's own. Routers beside an adapter are frozen, and then there is none."""
     precompute_reference: bool = False
     """Score every row by the reference once, before training; then no weights of the reference are kept. Else each update scores its
     rows."""

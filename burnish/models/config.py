@@ -53,11 +53,13 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """Experts in place of a layer's MLP. per_token: how many a token goes through. normalised: their weights are made to sum to 1."""
+    """Experts in place of a layer's MLP. per_token: how many a token goes through. normalised: their weights are made to sum to 1.
+    balance: factor on the loss that balances their load (`train.balance`), where a recipe names none."""
 
     num_experts: int
     per_token: int
     normalised: bool
+    balance: float = 0.001
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,11 +376,12 @@ def _read_experts(raw: Mapping[str, Any], experts: _Experts | None) -> MoeConfig
         return None
     normalised = True if experts.normalised is None else bool(raw.get(experts.normalised, False))
     count = next(raw[key] for key in experts.count if raw.get(key) is not None)
-    return MoeConfig(count, raw["num_experts_per_tok"], normalised)
+    given = raw.get("router_aux_loss_coef")
+    return MoeConfig(count, raw["num_experts_per_tok"], normalised, **({} if given is None else {"balance": float(given)}))
 
 
 def _write_experts(moe: MoeConfig, width: int, experts: _Experts) -> dict[str, Any]:
-    raw: dict[str, Any] = {experts.count[0]: moe.num_experts, "num_experts_per_tok": moe.per_token}
+    raw: dict[str, Any] = {experts.count[0]: moe.num_experts, "num_experts_per_tok": moe.per_token, "router_aux_loss_coef": moe.balance}
     if experts.width:
         raw |= {experts.width: width, "mlp_only_layers": [], "decoder_sparse_step": 1}
     return raw | ({experts.normalised: moe.normalised} if experts.normalised else {})

@@ -36,9 +36,9 @@ class Load(NamedTuple):
 class Routing(NamedTuple):
     """Where tokens go. weights: of a token's experts; probs: over all experts, before any are chosen."""
 
-    experts: Int[Array, "n k"]
-    weights: Float[Array, "n k"]
-    probs: Float[Array, "n E"]
+    experts: Int[Array, "*n k"]
+    weights: Float[Array, "*n k"]
+    probs: Float[Array, "*n E"]
 
 
 def route(moe: MoeConfig, x: Float[Array, "n D"], router: Float[Array, "D E"]) -> Routing:
@@ -51,10 +51,10 @@ def route(moe: MoeConfig, x: Float[Array, "n D"], router: Float[Array, "D E"]) -
     return Routing(experts, weights, probs)
 
 
-def load_of(routing: Routing, real: Bool[Array, " n"]) -> Load:
+def load_of(routing: Routing, real: Bool[Array, "*n"]) -> Load:
     """Of one layer; tokens that aren't real (padding) count for nothing."""
-    chosen = jax.nn.one_hot(routing.experts, routing.probs.shape[-1]).sum(axis=1)
-    counts, probs = (jnp.sum(jnp.where(real[:, None], x, 0.0), axis=0) for x in (chosen, routing.probs))
+    chosen = jax.nn.one_hot(routing.experts, routing.probs.shape[-1]).sum(axis=-2)
+    counts, probs = (jnp.sum(jnp.where(real[..., None], x, 0.0), axis=range(real.ndim)) for x in (chosen, routing.probs))
     return Load(jax.lax.stop_gradient(counts), probs, jnp.sum(real, dtype=jnp.float32))
 
 
@@ -77,7 +77,8 @@ def expert_mlp(
     out = grouped_dot(activate(gate) * up, dense(layer["down"]), sizes, precision)
     # Back in the order of tokens by a permutation and a sum, not by adding into places: the order of additions is then always the same.
     out = jnp.take(out, jnp.argsort(order), axis=0, unique_indices=True).reshape(*routing.weights.shape, -1)
-    return jnp.sum(out * routing.weights[..., None], axis=1).reshape(x.shape), routing
+    mixed = jnp.sum(out * routing.weights[..., None], axis=1).reshape(x.shape)
+    return mixed, Routing(*(a.reshape(*x.shape[:-1], a.shape[-1]) for a in routing))
 
 
 def grouped_dot(x: Float[Array, "m i"], w: Float[Array, "E i o"], sizes: Int[Array, " E"], precision: Precision) -> Float[Array, "m o"]:

@@ -340,7 +340,7 @@ def block(
     slice.
 
     mlp_parts: over how many parts of the tokens the MLP goes, one after another, keeping nothing inside for a backward pass. routed: is
-    shown where the tokens go, in a layer with experts that isn't in parts.
+    shown where the tokens go, in a layer with experts.
     """
     linear = partial(project, layer=layer, adapter=adapter, precision=precision)
 
@@ -363,21 +363,22 @@ def block(
     mixed, kept = attend(rotate(q, *angles), rotate(k, *angles), v)
     x = checkpoint_name(x + norm("attn_out_norm", linear("o", x=mixed.reshape(*x.shape[:-1], -1))), KEPT)
 
-    def mlp(part: tuple[Array, Dropout | None]) -> Array:
+    def mlp(part: tuple[Array, Dropout | None]) -> tuple[Array, Routing | None]:
         x, dropout = part
         own = None if adapter is None else adapter._replace(dropout=dropout)
         linear = partial(project, layer=layer, adapter=own, precision=precision)
         inner = norm("mlp_norm", x)
         if config.moe is not None:
             out, routing = expert_mlp(config.moe, layer, inner, partial(activated, config), precision)
-            if routed is not None:
-                routed(routing)
-            return norm("mlp_out_norm", out)
+            return norm("mlp_out_norm", out), None if routed is None else routing
         gate, up = checkpoint_name(linear("gate", x=inner), KEPT), checkpoint_name(linear("up", x=inner), KEPT)
-        return norm("mlp_out_norm", linear("down", x=activated(config, gate) * up))
+        return norm("mlp_out_norm", linear("down", x=activated(config, gate) * up)), None
 
     dropout = None if adapter is None else adapter.dropout
-    return x + (mlp((x, dropout)) if mlp_parts == 1 else _in_parts(mlp, x, dropout, mlp_parts)), kept
+    added, routing = mlp((x, dropout)) if mlp_parts == 1 else _in_parts(mlp, x, dropout, mlp_parts)
+    if routed is not None and routing is not None:
+        routed(routing)
+    return x + added, kept
 
 
 def activated(config: ModelConfig, gate: Array) -> Array:
@@ -385,22 +386,22 @@ def activated(config: ModelConfig, gate: Array) -> Array:
     return jax.nn.silu(gate) if config.activation == "silu" else jax.nn.gelu(gate, approximate=True)
 
 
-def _in_parts(
-    f: Callable[[tuple[Array, Dropout | None]], Array], x: Float[Array, "B T D"], dropout: Dropout | None, parts: int
-) -> Float[Array, "B T D"]:
+def _in_parts(f: Callable[[tuple[Array, Dropout | None]], Any], x: Float[Array, "B T D"], dropout: Dropout | None, parts: int) -> Any:
     """`f` of parts of the columns in turn; rows stay whole, as a mesh may have spread them."""
 
     def cut(a: Array) -> Array:
         rows, length, *rest = a.shape
         return a.reshape(rows, parts, length // parts, *rest).swapaxes(0, 1)
 
-    def part(columns: tuple[Array, Any]) -> Array:
+    def joined(a: Array) -> Array:
+        return a.swapaxes(0, 1).reshape(*x.shape[:2], *a.shape[3:])
+
+    def part(columns: tuple[Array, Any]) -> Any:
         x, tokens = columns
         return f((x, None if dropout is None else dropout._replace(tokens=tokens)))
 
     tokens = None if dropout is None else jax.tree.map(cut, dropout.tokens)
-    done = jax.lax.map(jax.checkpoint(part, prevent_cse=False), (cut(x), tokens))
-    return done.swapaxes(0, 1).reshape(x.shape)
+    return jax.tree.map(joined, jax.lax.map(jax.checkpoint(part, prevent_cse=False), (cut(x), tokens)))
 
 
 def embed(config: ModelConfig, table: Float[Array, "V D"], tokens: Int[Array, "*n"]) -> Float[Array, "*n D"]:
@@ -428,7 +429,7 @@ def forward(
     more forward pass; Chen et al., 2016, arXiv:1604.06174).
     """
     options: dict[str, Any] = {"adapter": adapter, "precision": precision, "remat": remat, "noise": noise}
-    return _through(config, params, tokens, positions, visibility, with_states=False, **options)[0]
+    return _through(config, params, tokens, positions, visibility, **options)[0]
 
 
 def forward_with_states(
@@ -444,8 +445,29 @@ def forward_with_states(
 ) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"]]:
     """`forward`, and the residual stream behind every layer; "nested" keeps all of them anyhow, so it is as True."""
     options: dict[str, Any] = {"adapter": adapter, "precision": precision, "remat": bool(remat), "noise": None}
-    final, states = _through(config, params, tokens, positions, visibility, with_states=True, **options)
+    final, states, _ = _through(config, params, tokens, positions, visibility, with_states=True, **options)
     return final, cast(Array, states)
+
+
+def forward_with_load(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    visibility: Visibility,
+    *,
+    adapter: Adapter | None = None,
+    precision: Precision = "f32",
+    remat: Remat = False,
+    noise: Float[Array, "B T D"] | None = None,
+) -> tuple[Float[Array, "B T D"], Load]:
+    """`forward`, and what the routers of all layers do with the tokens, padding left out; "nested" is as True. Raises ValueError without
+    experts."""
+    if config.moe is None:
+        raise ValueError(f"a model of the {config.family} family has no experts whose load could be counted")
+    options: dict[str, Any] = {"adapter": adapter, "precision": precision, "remat": bool(remat), "noise": noise}
+    final, _, load = _through(config, params, tokens, positions, visibility, with_load=True, **options)
+    return final, cast(Load, load)
 
 
 def _through(
@@ -459,8 +481,9 @@ def _through(
     precision: Precision,
     remat: Remat,
     noise: Float[Array, "B T D"] | None,
-    with_states: bool,
-) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"] | None]:
+    with_states: bool = False,
+    with_load: bool = False,
+) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"] | None, Load | None]:
     mlp_parts = _divisor(tokens.shape[1], at_most=max(1, tokens.size // MLP_TOKENS)) if remat else 1
     scale = 0.0 if adapter is None else adapter.scale
 
@@ -469,6 +492,7 @@ def _through(
         weights: tuple[Params, Params | None],
         own: tuple[LayerTraits | None, Array],
         context: tuple[Angles, Array, Visibility, Dropout | None],
+        routed: Callable[[Routing], None] | None = None,
     ) -> Array:
         (traits, index), (angles, positions, visibility, dropout) = own, context
 
@@ -479,54 +503,32 @@ def _through(
         layer, pairs = weights
         x = keep_rows(x)
         adapter = None if pairs is None else Adapter(pairs, scale, None if dropout is None else _of_layer(dropout, index))
-        return block(config, layer, x, angles, attend, traits=traits, adapter=adapter, precision=precision, mlp_parts=mlp_parts)[0]
+        options: dict[str, Any] = {"precision": precision, "mlp_parts": mlp_parts, "routed": routed}
+        return block(config, layer, x, angles, attend, traits=traits, adapter=adapter, **options)[0]
 
     layers = params["layers"], None if adapter is None else adapter.pairs
     traits = layer_traits(config), jnp.arange(config.num_layers, dtype=jnp.int32)
     context = rope_angles(config, positions), positions, visibility, None if adapter is None else adapter.dropout
     x = embed(config, params["embed"], tokens) if noise is None else embed(config, params["embed"], tokens) + noise
-    states = None
+    states = load = None
     if remat == "nested":
         x = cast(Array, _nested(run, config.num_layers, x, layers, traits, context))
     else:
         policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
-        body = jax.checkpoint(lambda x, layer: run(x, layer[0], layer[1], context), policy=policy, prevent_cse=False)
 
-        def step(x: Array, layer: Any) -> tuple[Array, Array | None]:
-            x = body(x, layer)
-            return x, x if with_states else None
+        def body(x: Array, layer: Any) -> tuple[Array, Load | None]:
+            seen: list[Routing] = []
+            x = run(x, layer[0], layer[1], context, seen.append if with_load else None)
+            return x, load_of(seen[0], visibility.segments != 0) if seen else None
 
-        x, states = jax.lax.scan(step, x, (layers, traits))
-    return normed(config, x, params["final_norm"]), states
+        kept = jax.checkpoint(body, policy=policy, prevent_cse=False)
 
+        def step(x: Array, layer: Any) -> tuple[Array, tuple[Array | None, Load | None]]:
+            x, load = kept(x, layer)
+            return x, (x if with_states else None, load)
 
-def expert_load(
-    config: ModelConfig,
-    params: Params,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    visibility: Visibility,
-    *,
-    precision: Precision = "f32",
-) -> Load:
-    """What the routers of all layers do with a batch's tokens, padding left out; differentiable. Raises ValueError without experts."""
-    if config.moe is None:
-        raise ValueError(f"a model of the {config.family} family has no experts whose load could be counted")
-    angles, real = rope_angles(config, positions), visibility.segments.reshape(-1) != 0
-
-    def body(x: Array, weights: tuple[Params, LayerTraits | None]) -> tuple[Array, Load]:
-        layer, traits = weights
-        seen: list[Routing] = []
-
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            own = own_attention(config, traits)
-            return attention(q, k, v, visibility, precision=precision, positions=positions, **own), None
-
-        x = block(config, layer, keep_rows(x), angles, attend, traits=traits, precision=precision, routed=seen.append)[0]
-        return x, load_of(seen[0], real)
-
-    start = embed(config, params["embed"], tokens)
-    return jax.lax.scan(jax.checkpoint(body, prevent_cse=False), start, (params["layers"], layer_traits(config)))[1]
+        x, (states, load) = jax.lax.scan(step, x, (layers, traits))
+    return normed(config, x, params["final_norm"]), states, load
 
 
 Run = Callable[[Array, Any, Any, Any], Array]

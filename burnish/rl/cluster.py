@@ -54,6 +54,7 @@ from burnish.sync.folder import AdapterFolders, ModelFolders
 from burnish.sync.host_memory import has_host_memory, to_devices, to_host
 from burnish.sync.reshard import from_host, whole_here
 from burnish.text.tokenizer import read_json
+from burnish.train.balance import balance_of
 from burnish.train.compiles import keep_compiled
 from burnish.train.optim import make_optimizer
 from burnish.train.score import HeadOptions, make_score
@@ -102,6 +103,7 @@ class RLCluster:
         self.fleet = fleet
         self.precision: Precision = resolve_precision(precision)
         architecture = model.config if isinstance(model, Model) else weights.load_config(locate(str(model)))
+        self._balance = balance_of(architecture, training.balance, trains_routers=lora is None)
         given = engine if engine is not None else engine_maker(rollout)
         if given is not None and not isinstance(given, Engine):
             _check_apart(rollout, cluster, lora)
@@ -243,6 +245,7 @@ class RLCluster:
             precision=self.precision,
             remat=remat,
             head_chunk=training.head_chunk,
+            balance=self._balance,
         )
         self._steps = steps.mapped(actor.in_turn)
         options = HeadOptions(chunk=training.head_chunk, precision=self.precision)

@@ -24,7 +24,18 @@ from jaxtyping import Array, Float, Int
 
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
-from burnish.models.transformer import Adapter, Params, Precision, Remat, capped, forward, head_matrix, vocab_logits
+from burnish.models.moe import Load
+from burnish.models.transformer import (
+    Adapter,
+    Params,
+    Precision,
+    Remat,
+    capped,
+    forward,
+    forward_with_load,
+    head_matrix,
+    vocab_logits,
+)
 from burnish.rl.batch import TokenBatch
 
 HeadFn = Callable[[Float[Array, "C V"], Any], dict[str, Float[Array, " C"]]]
@@ -77,11 +88,32 @@ def policy_scores(
 
     noise: added to the embeddings.
     """
-    tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
-    rule = Visibility(jnp.asarray(batch.segments), jnp.asarray(batch.parents))
-    hidden = forward(config, params, tokens, positions, rule, adapter=adapter, precision=options.precision, remat=remat, noise=noise)
+    return policy_scores_and_load(
+        config, params, batch, adapter=adapter, options=options, remat=remat, aux=aux, noise=noise, with_load=False
+    )[:2]
+
+
+def policy_scores_and_load(
+    config: ModelConfig,
+    params: Params,
+    batch: TokenBatch,
+    *,
+    with_load: bool,
+    adapter: Adapter | None = None,
+    options: HeadOptions = HeadOptions(),
+    remat: Remat = False,
+    aux: Any = None,
+    noise: Float[Array, "R T D"] | None = None,
+) -> tuple[Float[Array, "R M"], dict[str, Float[Array, "R M"]], Load | None]:
+    """`policy_scores`, and with `with_load` what the routers did in the same pass."""
+    inputs = jnp.asarray(batch.tokens), jnp.asarray(batch.positions), Visibility(jnp.asarray(batch.segments), jnp.asarray(batch.parents))
+    how: dict[str, Any] = {"adapter": adapter, "precision": options.precision, "remat": remat, "noise": noise}
+    if with_load:
+        hidden, load = forward_with_load(config, params, *inputs, **how)
+    else:
+        hidden, load = forward(config, params, *inputs, **how), None
     options = dataclasses.replace(options, logit_cap=config.logit_cap)
-    return target_scores(hidden, head_matrix(config, params), batch, options=options, aux=aux)
+    return *target_scores(hidden, head_matrix(config, params), batch, options=options, aux=aux), load
 
 
 def make_score(

@@ -21,20 +21,23 @@ import optax
 from jaxtyping import Array, Bool, Float, Int32
 
 from burnish.models.config import ModelConfig
+from burnish.models.moe import Load
 from burnish.models.transformer import Adapter, Params, Precision, Remat
 from burnish.pytree import pytree
 from burnish.rl.algorithms import Algorithm
 from burnish.rl.batch import Scores, TokenBatch
 from burnish.rl.losses import Extreme, Mean, Metrics, over_tokens
 from burnish.rl.off_policy import mismatch
+from burnish.train.balance import Balance, Whole
 from burnish.train.optim import Optimizer
-from burnish.train.score import HeadOptions, entropy, policy_scores
+from burnish.train.score import HeadOptions, entropy, policy_scores_and_load
 from burnish.train.state import TrainState, UpdateReport
 
 M = TypeVar("M")
 """What one forward-backward pass sees."""
-LossOf = Callable[[Params, Params | None, M], tuple[Float[Array, ""], tuple[Mean, Metrics]]]
-"""(trained leaves, frozen ones, micro-batch) → the loss's total, which is differentiated, and beside it the whole mean and the metrics."""
+LossOf = Callable[[Params, Params | None, M], tuple[Mean, Metrics, Load | None]]
+"""(trained leaves, frozen ones, micro-batch) → the loss, whose total is differentiated; the metrics; and what the routers did, where their
+load is balanced."""
 
 
 class MicroBatch(NamedTuple):
@@ -58,27 +61,39 @@ class Totals:
 class Steps(Generic[M]):
     """Compiled functions of one model, loss and optimizer; the state, and the totals given to `accumulate`, are donated.
 
-    base: the frozen weights under an adapter, None where every weight is trained.
+    base: the frozen weights under an adapter, None where every weight is trained. survey: what must be known of a mini-batch before its
+    gradients; None where nothing must, and in a mini-batch of one part, which knows itself.
     """
 
-    totals: Callable[[Params, Params | None, M], Totals]
+    totals: Callable[..., Totals]
+    """(trained leaves, base, micro-batch, `Whole` or None)"""
     zeros: Callable[[Params, Params | None, M], Totals]
-    accumulate: Callable[[Totals, Params, Params | None, M], Totals]
+    accumulate: Callable[..., Totals]
+    """(totals, trained leaves, base, micro-batch, `Whole` or None)"""
     apply: Callable[[TrainState, Totals], tuple[TrainState, UpdateReport]]
+    survey: Callable[[Params, Params | None, M], Whole] | None = None
 
     def mapped(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Steps[M]:
         """The same steps with every program changed."""
-        return dataclasses.replace(self, **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)})
+        programs = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: change(program) for name, program in programs.items() if program is not None})
 
     def update(self, state: TrainState, base: Params | None, micro_batches: Iterable[M], *, count: int) -> tuple[TrainState, UpdateReport]:
-        """One update from a mini-batch in `count` micro-batches, each taken when the one before is on its way."""
+        """One update from a mini-batch in `count` micro-batches, each taken when the one before is on its way; with a survey, all of them
+        before the first gradient."""
+        parts, whole = itertools.islice(micro_batches, count), None
+        if self.survey is not None and count > 1:
+            parts = list(parts)
+            for micro in parts:
+                seen = self.survey(state.trainable, base, micro)
+                whole = seen if whole is None else whole + seen
         totals: Totals | None = None
-        for micro in itertools.islice(micro_batches, count):
+        for micro in parts:
             if count == 1:
-                totals = self.totals(state.trainable, base, micro)
+                totals = self.totals(state.trainable, base, micro, whole)
             else:
                 totals = self.zeros(state.trainable, base, micro) if totals is None else totals
-                totals = self.accumulate(totals, state.trainable, base, micro)
+                totals = self.accumulate(totals, state.trainable, base, micro, whole)
         if totals is None:
             raise ValueError(f"an update of {count} micro-batches got none: there is nothing to learn from")
         return self.apply(state, totals)
@@ -93,8 +108,9 @@ def make_steps(
     precision: Precision = "f32",
     remat: Remat = False,
     head_chunk: int = 512,
+    balance: Balance | None = None,
 ) -> Steps[MicroBatch]:
-    """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included."""
+    """lora_scale: alpha / rank of the adapter that is trained; None trains every weight, the head included. balance: of experts' load."""
     head = HeadOptions(
         chunk=head_chunk,
         precision=precision,
@@ -103,13 +119,15 @@ def make_steps(
         head_fn_gradient=algorithm.entropy_gradient,
     )
 
-    def loss(trainable: Params, base: Params | None, micro: MicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+    def loss(trainable: Params, base: Params | None, micro: MicroBatch) -> tuple[Mean, Metrics, Load | None]:
         adapter = None if lora_scale is None else Adapter(trainable, lora_scale)
         params = trainable if lora_scale is None else base
         if params is None:
             raise ValueError("an adapter is trained beside frozen weights, which weren't given: pass them as `base`")
         batch = micro.batch
-        logps, extras = policy_scores(config, params, batch, adapter=adapter, options=head, remat=remat)
+        logps, extras, load = policy_scores_and_load(
+            config, params, batch, adapter=adapter, options=head, remat=remat, with_load=balance is not None
+        )
         uncertainty = extras["entropy"] if algorithm.entropy_gradient else jax.lax.stop_gradient(extras["entropy"])
         scores = Scores(logps=logps, old_logps=micro.old_logps, ref_logps=micro.ref_logps, entropy=uncertainty)
         metrics = mismatch(scores, batch)
@@ -119,16 +137,28 @@ def make_steps(
         per_token, measured = algorithm.loss(scores, batch)
         mean = algorithm.aggregate(per_token, batch)
         metrics |= measured | {"policy/loss": mean, "policy/entropy": over_tokens(uncertainty, batch.mask)}
-        return mean.total, (mean, jax.lax.stop_gradient(metrics))
+        return mean, metrics, load
 
-    return compile_steps(loss, optimizer)
+    return compile_steps(loss, optimizer, balance)
 
 
-def compile_steps(loss: LossOf[M], optimizer: Optimizer) -> Steps[M]:
-    """The programs of an update by a loss."""
+def compile_steps(loss: LossOf[M], optimizer: Optimizer, balance: Balance | None = None) -> Steps[M]:
+    """The programs of an update by a loss, which with `balance` says what the routers did."""
 
-    def totals_of(trainable: Params, base: Params | None, micro: M) -> Totals:
-        gradients, (mean, metrics) = jax.grad(loss, has_aux=True)(trainable, base, micro)
+    def total(trainable: Params, base: Params | None, micro: M, whole: Whole | None) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+        mean, metrics, load = loss(trainable, base, micro)
+        if balance is None or load is None:
+            return mean.total, (mean, jax.lax.stop_gradient(metrics))
+        added, uneven = balance.part(load, whole or Whole(load, mean.weight))
+        return mean.total + added, (mean, jax.lax.stop_gradient(metrics | {"policy/balance_loss": uneven}))
+
+    def survey(trainable: Params, base: Params | None, micro: M) -> Whole:
+        mean, _, load = loss(trainable, base, micro)
+        assert load is not None, "the loss counts the load that is balanced"
+        return Whole(load, mean.weight)
+
+    def totals_of(trainable: Params, base: Params | None, micro: M, whole: Whole | None = None) -> Totals:
+        gradients, (mean, metrics) = jax.grad(total, has_aux=True)(trainable, base, micro, whole)
         return Totals(gradients=gradients, loss=mean, metrics=metrics)
 
     @jax.jit
@@ -140,14 +170,15 @@ def compile_steps(loss: LossOf[M], optimizer: Optimizer) -> Steps[M]:
         # Made by a program that reads nothing, the gradients would lie whole on one device; these lie as their leaves do.
         return dataclasses.replace(no_totals(trainable, base, micro), gradients=jax.tree.map(jnp.zeros_like, trainable))
 
-    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: M) -> Totals:
-        return _over_parts(lambda a, b: a.join(b) if isinstance(a, Extreme) else a + b, totals, totals_of(trainable, base, micro))
+    def accumulate(totals: Totals, trainable: Params, base: Params | None, micro: M, whole: Whole | None = None) -> Totals:
+        return _over_parts(lambda a, b: a.join(b) if isinstance(a, Extreme) else a + b, totals, totals_of(trainable, base, micro, whole))
 
     return Steps(
         totals=jax.jit(totals_of),
         zeros=zeros,
         accumulate=jax.jit(accumulate, donate_argnums=0),
         apply=make_apply(optimizer),
+        survey=None if balance is None else jax.jit(survey),
     )
 
 

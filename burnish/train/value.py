@@ -77,7 +77,7 @@ def make_value_steps(
 ) -> Steps[ValueMicroBatch]:
     """The programs of a critic's update; `base` is None for them. `read_value_metrics` reads their reports."""
 
-    def loss(trainable: Params, base: Params | None, micro: ValueMicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+    def loss(trainable: Params, base: Params | None, micro: ValueMicroBatch) -> tuple[Mean, Metrics, None]:
         batch = micro.batch
         values, _ = batch_values(config, trainable, batch, precision=precision, remat=remat)
         per_token, metrics = value_loss(values, micro.old_values, batch)
@@ -87,7 +87,7 @@ def make_value_steps(
         moments = (returns, jnp.square(returns), error, jnp.square(error))
         metrics |= {name: over_tokens(x, batch.mask) for name, x in zip(_MOMENTS, moments, strict=True)}
         metrics |= {"critic/loss": mean, "critic/return_mean": over_tokens(returns, batch.mask)}
-        return mean.total, (mean, jax.lax.stop_gradient(metrics))
+        return mean, metrics, None
 
     return compile_steps(loss, optimizer)
 

@@ -15,6 +15,7 @@ from burnish.models import weights
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig
 from burnish.models.lora import init_adapter
+from burnish.models.quant import opened, quantised
 from burnish.models.transformer import Adapter, Params, forward, head_matrix
 from burnish.testing.tiny import tiny_config, write_tiny_model
 
@@ -52,6 +53,15 @@ def test_a_run_is_exported_merged_with_the_logits_of_its_adapter(tied: bool, tmp
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "base" / "tokenizer.json").read_bytes()
     raw = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (raw["architectures"], raw["tie_word_embeddings"], raw["dtype"]) == (["Qwen2ForCausalLM"], tied, "float32")
+
+
+def test_an_adapter_trained_beside_few_bits_is_merged_into_what_these_say(tmp_path: Path) -> None:
+    config, params, adapter = make_run(tmp_path, tiny_config("qwen2"))
+    (tmp_path / "run" / "config.yaml").write_text("model: {lora: {quantize: nf4}}\n")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    wanted = logits(config, opened(quantised(params, "nf4")), adapter)
+    np.testing.assert_allclose(logits(config, weights.load(tmp_path / "out")[1]), wanted, atol=1e-5)
+    assert np.abs(wanted - logits(config, params, adapter)).max() > 1e-3, "another model than beside the whole base"
 
 
 def test_a_runs_adapter_alone_is_the_adapter_under_its_bases_name(tmp_path: Path) -> None:

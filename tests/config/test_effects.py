@@ -104,6 +104,7 @@ OTHER: dict[str, list[Any]] = {
     "observe.transcript_tokens": [0],
     "training.eval_every": [1],
     "training.head_chunk": [8],
+    "training.balance": [0.5],
     "training.max_nonfinite_updates": [1],
 }
 BY_JOINING = "cluster.distributed."

@@ -86,6 +86,7 @@ OTHER: dict[str, list[Any]] = {
     "training.optimizer.learning_rate": [0.5],
     "training.remat": [False, "nested"],
     "training.head_chunk": [8],
+    "training.balance": [0.5],
     "training.eval_every": [1],
     "training.compare": [False],
     "training.max_nonfinite_updates": [1],

@@ -24,6 +24,7 @@ from burnish.rl.forecast.run import PlannedRun, Shaped, bytes_on_a_device, rows,
 from burnish.rl.layout import bucket
 from burnish.rl.placement import Role
 from burnish.rl.reward_model import LENGTH_STEP, make_scores
+from burnish.train.balance import balance_of
 from burnish.train.optim import Optimizer, make_optimizer
 from burnish.train.score import HeadOptions, make_score
 from burnish.train.step import MicroBatch, Steps, make_apply, make_steps
@@ -72,6 +73,7 @@ def actor_programs(run: PlannedRun) -> RolePrograms:
         precision=run.precision,
         remat=base is None if training.remat == "auto" else training.remat,
         head_chunk=training.head_chunk,
+        balance=balance_of(run.models[Role.ACTOR], training.balance, trains_routers=base is None),
     )
     return _update(run, steps, optimizer, trainable, base, MicroBatch(batch, old, reference), before)
 

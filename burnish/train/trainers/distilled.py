@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,8 @@ class DistilledPolicy(TrainedPolicy):
     teacher: a `Model`, or a path. What is trained is {"student": …, "projections": {"layer": [D student, D teacher]}}.
     """
 
+    counts_load: ClassVar[bool] = False
+
     def __init__(
         self,
         model: Model | str | Path,
@@ -127,11 +129,11 @@ class DistilledPolicy(TrainedPolicy):
 
     # ------------------------------------------------------------------------------------------------------------------ the loss
 
-    def _loss(self, objective: Objective, alpha: float | None) -> Callable[..., Any]:
+    def _loss(self, objective: Objective, alpha: float | None, *, with_load: bool) -> Callable[..., Any]:
         remat = self.scale is None if self._training.remat == "auto" else self._training.remat
         rate = 0.0 if self._lora is None else self._lora.dropout
 
-        def loss(trainable: Params, base: Params, micro: RowsMicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+        def loss(trainable: Params, base: Params, micro: RowsMicroBatch) -> tuple[Mean, Metrics, None]:
             left_out = None if not rate or micro.key is None else dropout(micro.key, micro.batch, rate=rate)
             params, adapter = self._student(trainable["student"], base["student"], left_out)
             parts = self._parts(params, adapter, base["teacher"], trainable["projections"], micro.batch, remat)
@@ -141,7 +143,7 @@ class DistilledPolicy(TrainedPolicy):
             mean = Mean(sum((factor * sums[name] for name, (factor, _) in parts.items() if factor), start=jnp.zeros(())), count)
             metrics: Metrics = {"policy/loss": mean}
             metrics |= {MEASURED[name]: Mean(total, count) for name, total in sums.items()}
-            return mean.total, (mean, jax.lax.stop_gradient(metrics))
+            return mean, metrics, None
 
         return loss
 

@@ -56,6 +56,7 @@ class PeftTrainer(Trainer):
             eval_ds=eval_ds,
             training=training,
             neftune_alpha=training.neftune_alpha,
+            balance=training.balance,
             run=run,
             sinks=sinks,
         )
@@ -93,6 +94,7 @@ class DPOTrainer(Trainer):
             train_ds=train_ds,
             eval_ds=eval_ds,
             training=training,
+            balance=training.balance,
             precompute_reference=training.precompute_reference,
             run=run,
             sinks=sinks,

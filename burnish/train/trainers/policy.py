@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 from jaxtyping import Array, Float
@@ -22,6 +22,7 @@ from burnish.config.tuning import RowsTrainingConfig
 from burnish.models import transformer, weights
 from burnish.models.lora import spec_from
 from burnish.models.model import Model, frozen_base, resolve_precision
+from burnish.models.moe import Load
 from burnish.models.sharding import batch_sharding, check_mesh
 from burnish.models.transformer import Adapter, Dropout, Params, Precision
 from burnish.observe.devices import dispatched
@@ -32,9 +33,10 @@ from burnish.rl.losses import Mean, Metrics
 from burnish.rl.placement import actor_place
 from burnish.rl.reference import fingerprint
 from burnish.rl.sites import Site, make_mesh
+from burnish.train.balance import balance_of
 from burnish.train.optim import make_optimizer
 from burnish.train.preference import PerAnswer, answer_sums
-from burnish.train.score import HeadOptions, policy_scores
+from burnish.train.score import HeadOptions, policy_scores_and_load
 from burnish.train.state import TrainState, init_state, read_metrics, shape_to_read, stop_if_nonfinite
 from burnish.train.step import Steps, compile_steps
 from burnish.train.trainers.noise import dropout, neftune
@@ -50,6 +52,9 @@ class TrainedPolicy:
     model: a `Model`, or a path as `Model.load` takes it. lora: train an adapter beside the frozen base; one that goes on from a folder
     (`lora.path`) is a part of the reference as it was there.
     """
+
+    counts_load: ClassVar[bool] = True
+    """Whether `_score` counts what routers do, so that experts' load can be balanced."""
 
     def __init__(
         self,
@@ -92,13 +97,17 @@ class TrainedPolicy:
 
     # ------------------------------------------------------------------------------------------------------------- programs
 
-    def prepare(self, objective: Objective, *, total_updates: int, neftune_alpha: float | None = None) -> None:
-        """Take what is learned: the optimizer's state, the compiled programs. total_updates: of the whole run, for its schedule."""
+    def prepare(
+        self, objective: Objective, *, total_updates: int, neftune_alpha: float | None = None, balance: float | None = None
+    ) -> None:
+        """Take what is learned: the optimizer's state, the compiled programs. total_updates: of the whole run, for its schedule. balance:
+        factor on the loss that balances experts, None for the model's own."""
         optimizer = make_optimizer(self._training.optimizer, total_updates=total_updates)
-        loss, score = self._loss(objective, neftune_alpha), self._score()
-        self._steps: Steps[RowsMicroBatch] = compile_steps(loss, optimizer)
-        self._measure = jax.jit(lambda trainable, base, micro: loss(trainable, base, micro)[1])
-        self._sums = jax.jit(lambda trainable, base, batch: answer_sums(batch, score(trainable, base, batch)))
+        uneven = balance_of(self.model.config, balance, trains_routers=self.scale is None) if self.counts_load else None
+        loss, score = self._loss(objective, neftune_alpha, with_load=uneven is not None), self._score()
+        self._steps: Steps[RowsMicroBatch] = compile_steps(loss, optimizer, uneven)
+        self._measure = jax.jit(lambda trainable, base, micro: loss(trainable, base, micro)[:2])
+        self._sums = jax.jit(lambda trainable, base, batch: answer_sums(batch, score(trainable, base, batch)[0]))
         self._state = init_state(self._first, optimizer)
         if not objective.needs_reference:
             self.forget_reference()
@@ -109,31 +118,34 @@ class TrainedPolicy:
         if self._base is None:
             self.model = dataclasses.replace(self.model, params={})
 
-    def _score(self, remat: Any = False) -> Callable[..., Float[Array, "R M"]]:
-        """(trained leaves or none, frozen ones, batch, noise, dropout) → log-probs of the scored tokens."""
+    def _score(self, remat: Any = False, *, with_load: bool = False) -> Callable[..., tuple[Float[Array, "R M"], Load | None]]:
+        """(trained leaves or none, frozen ones, batch, noise, dropout) → log-probs of the scored tokens, and what routers did."""
         head = HeadOptions(chunk=self._training.head_chunk, precision=self.precision, train_head=self.scale is None)
         config, scale = self.model.config, self.scale
 
         def score(
             trainable: Params | None, base: Params | None, batch: TokenBatch, noise: Any = None, dropout: Dropout | None = None
-        ) -> Float[Array, "R M"]:
+        ) -> tuple[Float[Array, "R M"], Load | None]:
             params = trainable if base is None else base
             adapter = None if base is None or trainable is None or scale is None else Adapter(trainable, scale, dropout)
             assert params is not None, "all weights are trained, or there is a base"
-            return policy_scores(config, params, batch, adapter=adapter, options=head, remat=remat, noise=noise)[0]
+            how: dict[str, Any] = {"adapter": adapter, "options": head, "remat": remat, "noise": noise}
+            logps, _, load = policy_scores_and_load(config, params, batch, **how, with_load=with_load)
+            return logps, load
 
         return score
 
-    def _loss(self, objective: Objective, alpha: float | None) -> Callable[..., Any]:
+    def _loss(self, objective: Objective, alpha: float | None, *, with_load: bool) -> Callable[..., Any]:
         remat = self.scale is None if self._training.remat == "auto" else self._training.remat
-        score, width = self._score(remat), self.model.config.width
+        score, width = self._score(remat, with_load=with_load), self.model.config.width
         rate = 0.0 if self._lora is None else self._lora.dropout
 
-        def loss(trainable: Params, base: Params | None, micro: RowsMicroBatch) -> tuple[Float[Array, ""], tuple[Mean, Metrics]]:
+        def loss(trainable: Params, base: Params | None, micro: RowsMicroBatch) -> tuple[Mean, Metrics, Load | None]:
             noise = None if alpha is None or micro.key is None else neftune(micro.key, micro.batch, width, alpha=alpha)
             left_out = None if not rate or micro.key is None else dropout(micro.key, micro.batch, rate=rate)
-            mean, metrics = objective.loss(score(trainable, base, micro.batch, noise, left_out), micro)
-            return mean.total, (mean, jax.lax.stop_gradient(metrics | {"policy/loss": mean}))
+            scores, load = score(trainable, base, micro.batch, noise, left_out)
+            mean, metrics = objective.loss(scores, micro)
+            return mean, metrics | {"policy/loss": mean}, load
 
         return loss
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +99,8 @@ class ScoredPolicy(TrainedPolicy):
     What is trained is the whole tree of `scalar_head.spec`, or {"adapter": pairs, "score": [1, D]} beside the frozen decoder.
     """
 
+    counts_load: ClassVar[bool] = False
+
     def __init__(
         self,
         model: str | Path,
@@ -125,18 +127,20 @@ class ScoredPolicy(TrainedPolicy):
         self.scale, self._base = start.scale, decoder
         self._first = {"adapter": self._site.spread(start.pairs, spec_from(config, lora)), "score": params["score"]}
 
-    def _score(self, remat: Any = False) -> Callable[..., Float[Array, "R M"]]:
+    def _score(self, remat: Any = False, *, with_load: bool = False) -> Callable[..., tuple[Float[Array, "R M"], None]]:
         """(trained leaves, frozen ones, batch, noise, dropout) → what the model says after each scored token."""
         config, scale = self.model.config, self.scale
 
-        def score(trainable: Params, base: Params | None, batch: TokenBatch, noise: Any = None, left_out: Dropout | None = None) -> Array:
+        def score(
+            trainable: Params, base: Params | None, batch: TokenBatch, noise: Any = None, left_out: Dropout | None = None
+        ) -> tuple[Float[Array, "R M"], None]:
             adapter = None if base is None or scale is None else Adapter(trainable["adapter"], scale, left_out)
             params = trainable if base is None else {"decoder": base, "score": trainable["score"]}
             tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
             rule = Visibility(jnp.asarray(batch.segments), jnp.asarray(batch.parents))
             options: dict[str, Any] = {"adapter": adapter, "precision": self.precision, "remat": remat}
             scalars = token_scalars(config, params, tokens, positions, rule, **options)
-            return clean(jnp.take_along_axis(scalars, jnp.asarray(batch.own_columns), axis=1), jnp.asarray(batch.mask))
+            return clean(jnp.take_along_axis(scalars, jnp.asarray(batch.own_columns), axis=1), jnp.asarray(batch.mask)), None
 
         return score
 

@@ -87,6 +87,7 @@ class Trainer:
         eval_ds: Iterable[Any] | None = None,
         training: RowsTrainingConfig = RowsTrainingConfig(),
         neftune_alpha: float | None = None,
+        balance: float | None = None,
         precompute_reference: bool = False,
         run: RunSection = RunSection(),
         sinks: Sequence[Sink] = (),
@@ -103,7 +104,7 @@ class Trainer:
         self.max_steps = check_rows(objective, training, self._stream, self._held_out, precompute_reference=precompute_reference)
         self._tokens = training.tokens_per_device or training.max_tokens * objective.sequences
         self.policy = policy()
-        self.policy.prepare(objective, total_updates=self.max_steps, neftune_alpha=neftune_alpha)
+        self.policy.prepare(objective, total_updates=self.max_steps, neftune_alpha=neftune_alpha, balance=balance)
         self._frozen = self.policy.frozen_digest(has_reference=objective.needs_reference)
         self._references: dict[str, np.ndarray] | None = None
         if precompute_reference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,24 +19,23 @@ def record_rollout(metrics: MetricCollector, groups: Sequence[Group], *, version
     version: of the weights being trained; staleness is how many versions older a token's sampler was.
     """
     trajectories = [t for group in groups for t in group.trajectories]
-    for t in trajectories:
-        if t.reward is not None:
-            metrics.mean("reward/mean", t.reward)
-        for name, value in t.rewards.items():
-            if value is not None:
-                metrics.mean(f"reward/{name}/mean", value)
-        metrics.sum(f"status/{t.status}", 1)
-        metrics.sum("episode/lost", t.num_lost)
-        metrics.sum("episode/forks", len(t.forks))
-        metrics.mean("episode/turns", len(t.steps))
-        if t.timings:
-            metrics.sum("time/environment_seconds", t.timings["environment_seconds"])
-        for step in t.steps:
-            metrics.sum(f"stop/{step.completion.stop}", 1)
-        metrics.mean("length/sampled_mean", t.num_sampled)
-        metrics.max("length/sampled_max", t.num_sampled)
-        metrics.mean("length/prompt_mean", t.prompt_length)
-        lag = version - t.versions[t.sampled]
+    metrics.mean("reward/mean", [t.reward for t in trajectories if t.reward is not None])
+    for name in dict.fromkeys(name for t in trajectories for name in t.rewards):
+        metrics.mean(f"reward/{name}/mean", [value for t in trajectories if (value := t.rewards.get(name)) is not None])
+    for status, count in Counter(t.status for t in trajectories).items():
+        metrics.sum(f"status/{status}", count)
+    for stop, count in Counter(step.completion.stop for t in trajectories for step in t.steps).items():
+        metrics.sum(f"stop/{stop}", count)
+    metrics.sum("episode/lost", [t.num_lost for t in trajectories])
+    metrics.sum("episode/forks", [len(t.forks) for t in trajectories])
+    metrics.mean("episode/turns", [len(t.steps) for t in trajectories])
+    metrics.sum("time/environment_seconds", [t.timings["environment_seconds"] for t in trajectories if t.timings])
+    sampled = [t.num_sampled for t in trajectories]
+    metrics.mean("length/sampled_mean", sampled)
+    metrics.max("length/sampled_max", sampled)
+    metrics.mean("length/prompt_mean", [t.prompt_length for t in trajectories])
+    if trajectories:
+        lag = version - np.concatenate([t.versions[t.sampled] for t in trajectories])
         metrics.mean("staleness/mean", lag)
         metrics.max("staleness/max", lag)
     valid = np.array([counts(t, train_truncated=train_truncated) for t in trajectories], bool)

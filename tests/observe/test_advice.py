@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from burnish.config.algorithms import AnyAlgorithmConfig
 from burnish.config.schema import Config
+from burnish.config.tuning import PreferenceConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["burnish/observe/health.py", "burnish/observe/bottlenecks.py", "docs/troubleshooting.md", "docs/observability.md"]
@@ -20,7 +21,7 @@ NOT_SETTINGS = (".md", ".py", ".jsonl", ".json", ".pftrace", ".yaml", ".html")
 
 
 def exists(path: str) -> bool:
-    models: list[type[BaseModel]] = [Config]
+    models: list[type[BaseModel]] = [Config, PreferenceConfig]
     for key in path.split("."):
         if key.isdecimal():
             continue

@@ -75,7 +75,7 @@ def test_each_step_samples_from_the_version_it_should(model: Model, push: str) -
 @pytest.mark.parametrize(
     ("engine", "options", "message"),
     [
-        ("vlm", {}, "there is no engine `vlm`; did you mean `vllm`?; known: native, vllm, sglang, scripted, `my_pkg.mod:Engine`"),
+        ("vlm", {}, "there is no engine `vlm`; did you mean `vllm`?; known: native, vllm, sglang, burnish, scripted, `my_pkg.mod:Engine`"),
         ("vllm", {"url": ["http://x"]}, "options of the engine `vllm`: `url`: there is no such option; did you mean `urls`?"),
         ("vllm", {"urls": ["localhost:80"]}, "`urls.0`: String should match pattern"),
         ("vllm", {"restarts": -1}, "`restarts`: Input should be greater than or equal to 0"),

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -84,7 +85,7 @@ class Layout:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every leaf that an update may name, with its shape."""
-        return leaf_shapes(self.config) | {name: value.shape for name, value in self.stacked.items()}
+        return {**leaf_shapes(self.config)} | {name: value.shape for name, value in self.stacked.items()}
 
     def check(self, name: str, array: Any) -> None:
         """Refuse a leaf that isn't one of the model's, or has another shape."""
@@ -132,11 +133,12 @@ class Layout:
         return replace(self, stacked=stacked, weights=old._replace(layers=layers, **top))
 
 
-def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+@cache
+def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The shape of every leaf of a model, layers stacked."""
     tree = spec(config)
     layers = {f"layers.{name}": leaf.shape for name, leaf in tree["layers"].items()}
-    return {name: leaf.shape for name, leaf in tree.items() if name != "layers"} | layers
+    return MappingProxyType({name: leaf.shape for name, leaf in tree.items() if name != "layers"} | layers)
 
 
 def refuse(shapes: Mapping[str, tuple[int, ...]], name: str, array: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -115,12 +115,18 @@ class Scheduler:
         """Seat jobs in free slots, while there are pages for their first tokens and one for each that runs. new: not only parked ones."""
         while queue := self.parked or (self.waiting if new else None):
             job = queue[0]
-            free = [slot for slot, held in enumerate(self.slots) if held is None]
-            if not free:
+            first: dict[int, int] = {}  # each bank's first free slot
+            taken: Counter[int] = Counter()
+            for slot, held in enumerate(self.slots):
+                if held is None:
+                    first.setdefault(self.bank(slot), slot)
+                else:
+                    taken[self.bank(slot)] += 1
+            if not first:
                 return
-            slot = max(free, key=lambda slot: (self._pool.available(self.bank(slot)), -slot))
-            bank, need = self.bank(slot), job.need(self._decode_chunk)
-            if need + len(self._seated(bank)) > self._pool.available(bank):
+            bank = max(first, key=lambda bank: (self._pool.available(bank), -bank))
+            slot, need = first[bank], job.need(self._decode_chunk)
+            if need + taken[bank] > self._pool.available(bank):
                 return
             queue.remove(job)
             self.slots[slot], job.slot = job, slot

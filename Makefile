@@ -8,9 +8,9 @@ MODEL = smollm2-135m
 JOBS ?= 2
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3 and not vllm and not browser and not trackers and not ray"
+FAST = -m "not slow and not deep and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3 and not vllm and not browser and not trackers and not ray"
 
-.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm test-browser test-trackers test-ray learn parity soak mutants bench bench-peers docs docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm test-browser test-trackers test-ray deep learn parity soak mutants bench bench-peers docs docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -94,6 +94,11 @@ test-ray: .venv-ray/installed
 
 test-py312: .venv312/installed
 	.venv312/bin/python -m pytest -n $(JOBS) --dist loadfile $(FAST)
+
+# What `make test` shows for one algorithm, layout, family or size, for all of them: tests/deep.txt.
+deep: venv
+	$(BIN)/burnish fetch $(MODEL)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m deep --timeout 600
 
 learn: venv
 	$(BIN)/burnish fetch $(MODEL)

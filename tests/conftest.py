@@ -47,6 +47,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         jax.clear_caches()
 
 
+DEEP = [line for line in (ROOT / "tests" / "deep.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what only `make deep` runs, before `-m` is looked at."""
+    met: set[str] = set()
+    for item in items:
+        for line in DEEP:
+            if item.nodeid.startswith(line):
+                item.add_marker("deep")
+                met.add(line)
+    whole = not config.option.keyword and [Path(arg) for arg in config.args] in ([ROOT / "tests"], [Path("tests")])
+    if whole and (unmet := sorted(set(DEEP) - met)):
+        raise pytest.UsageError(f"tests/deep.txt names tests that aren't there: {', '.join(unmet)}")
+
+
 SHAPED = [
     ".".join(file.relative_to(ROOT).with_suffix("").parts)
     for file in sorted((ROOT / "burnish").rglob("*.py"))

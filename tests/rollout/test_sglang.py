@@ -16,7 +16,7 @@ from burnish.rollout.sglang import SglangDialect
 from burnish.testing.check_engine import CHECKS, Check, Subject, run_check
 from burnish.types import Completion, StopReason
 from tests.rollout.sglang_double import SglangDouble
-from tests.rollout.test_vllm import LEAF, Written, ask, update
+from tests.rollout.test_vllm import FIRST, LEAF, Written, ask, update
 from tests.rollout.vllm_double import served
 
 Make = Callable[..., RemoteEngine]
@@ -35,7 +35,7 @@ def make() -> Iterator[Make]:
                 writer=Written(kind),
                 decode_text=setup.decode_text,
                 context=128,
-                start=Path("base"),
+                start=FIRST,
             )
             stack.callback(lambda: asyncio.run(made.close()))
             return made
@@ -84,6 +84,23 @@ def test_weights_come_with_a_version_which_answers_must_have(make: Make) -> None
 
     assert asyncio.run(story()).versions.tolist() == [1] * 4
     assert len(double.loaded) == 2 and double.version == "burnish-1-1"
+
+
+def test_servers_go_back_to_the_weights_that_they_started_with(make: Make) -> None:
+    """One has those of an earlier run at first; then an update fails on the other."""
+    good, bad = SglangDouble(version="burnish-40-40"), SglangDouble(refusals=1)
+    engine = make(good, bad)
+
+    async def story() -> Completion:
+        await asyncio.gather(*(engine.generate(ask(4, i)) for i in range(2)))
+        assert good.loaded == [str(FIRST)] and not bad.loaded
+        with pytest.raises(RuntimeError, match="doesn't take version 1, version 0 stays"):
+            await update(engine, 1)
+        return await engine.generate(ask())
+
+    assert asyncio.run(story()).versions.tolist() == [0] * 4
+    assert [Path(folder).name for folder in good.loaded] == [FIRST.name, "burnish-1-1", FIRST.name]
+    assert not bad.loaded and (good.version, bad.version) == ("start", "default")
 
 
 def test_adapters_change_and_never_more_than_two_are_there(make: Make) -> None:

@@ -24,6 +24,8 @@ from burnish.types import Completion, Request, SamplingParams, StopReason
 from tests.rollout.vllm_double import Double, served
 
 LEAF = ("layers.q", np.zeros(3))
+FIRST = Path(__file__).parent
+"""The folder of the weights that servers start with, which nobody reads."""
 QUICK = LifeLimits(start_timeout_s=20.0)
 NO_RESTARTS = LifeLimits(restarts=0, start_timeout_s=20.0)
 
@@ -67,7 +69,7 @@ def make() -> Iterator[Make]:
                 writer=Written(kind),
                 decode_text=setup.decode_text,
                 context=128,
-                start=Path("base"),
+                start=FIRST,
                 limits=limits,
             )
             stack.callback(lambda: asyncio.run(made.close()))
@@ -254,6 +256,30 @@ def test_an_update_that_fails_leaves_every_server_on_the_old_weights(make: Make,
             assert double.version.startswith("burnish-3-")
 
 
+def test_servers_go_back_to_the_weights_that_they_started_with(make: Make) -> None:
+    """The first update fails on one of two. What they started with is read again only where something else was read meanwhile."""
+    good, bad = Double(), Double(fails={"/collective_rpc": [500]})
+    engine = make(good, bad)
+
+    async def story() -> Completion:
+        await engine.generate(ask())
+        assert not good.reloaded and not bad.reloaded
+        with pytest.raises(RuntimeError, match="doesn't take version 1, version 0 stays"):
+            await update(engine, 1)
+        return await engine.generate(ask())
+
+    assert asyncio.run(story()).versions.tolist() == [0] * 4
+    assert [Path(folder).name for folder in good.reloaded] == ["burnish-1-1", FIRST.name]
+    assert bad.reloaded == [str(FIRST)] and (good.version, bad.version) == ("start", "start")
+
+
+@pytest.mark.parametrize("label", ["burnish-40-40", "burnish-changing"])
+def test_a_server_that_an_earlier_run_has_left_begins_with_the_first_weights(make: Make, label: str) -> None:
+    double = Double(version=label)
+    assert asyncio.run(make(double).generate(ask())).versions.tolist() == [0] * 4
+    assert double.reloaded == [str(FIRST)] and double.version == "start"
+
+
 def test_a_server_that_somebody_restarted_gets_its_weights_again(make: Make) -> None:
     model, adapter = Double(), Double()
     for double, kind in ((model, "model"), (adapter, "adapter")):
@@ -336,7 +362,7 @@ def launched(tmp_path: Path) -> Iterator[Make]:
                 writer=Written(kind),
                 decode_text=str,
                 context=128,
-                start=Path("base"),
+                start=FIRST,
                 limits=LifeLimits(restarts=restarts, start_timeout_s=30.0, **limits),
             )
             stack.callback(lambda: asyncio.run(made.close()))

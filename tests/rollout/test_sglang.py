@@ -16,7 +16,7 @@ from burnish.rollout.sglang import SglangDialect
 from burnish.testing.check_engine import CHECKS, Check, Subject, run_check
 from burnish.types import Completion, StopReason
 from tests.rollout.sglang_double import SglangDouble
-from tests.rollout.test_vllm import FIRST, LEAF, Written, ask, update
+from tests.rollout.test_vllm import FIRST, LEAF, Written, ask, unmarked, update
 from tests.rollout.vllm_double import served
 
 Make = Callable[..., RemoteEngine]
@@ -83,7 +83,7 @@ def test_weights_come_with_a_version_which_answers_must_have(make: Make) -> None
         return await engine.generate(ask())
 
     assert asyncio.run(story()).versions.tolist() == [1] * 4
-    assert len(double.loaded) == 2 and double.version == "burnish-1-1"
+    assert unmarked([*double.loaded, double.version]) == ["burnish-1-1"] * 3
 
 
 def test_servers_go_back_to_the_weights_that_they_started_with(make: Make) -> None:
@@ -99,7 +99,7 @@ def test_servers_go_back_to_the_weights_that_they_started_with(make: Make) -> No
         return await engine.generate(ask())
 
     assert asyncio.run(story()).versions.tolist() == [0] * 4
-    assert [Path(folder).name for folder in good.loaded] == [FIRST.name, "burnish-1-1", FIRST.name]
+    assert good.loaded[::2] == [str(FIRST)] * 2 and unmarked(good.loaded[1:2]) == ["burnish-1-1"]
     assert not bad.loaded and (good.version, bad.version) == ("start", "default")
 
 
@@ -113,8 +113,8 @@ def test_adapters_change_and_never_more_than_two_are_there(make: Make) -> None:
             await engine.generate(ask())
 
     asyncio.run(story())
-    assert list(double.adapters) == ["burnish-3-3"] and double.most_adapters == 2
-    assert double.answered[-1]["lora_path"] == "burnish-3-3"
+    assert unmarked(double.adapters) == ["burnish-3-3"] and double.most_adapters == 2
+    assert double.answered[-1]["lora_path"] in double.adapters
 
 
 def test_a_request_that_it_aborts_is_asked_again(make: Make) -> None:

@@ -22,8 +22,8 @@ PUSHED = "burnish-"
 class Edition:
     """A version in a folder: an adapter in PEFT's format, or a whole model in Hugging Face's.
 
-    name: what a server knows it by; another one for each push, as a server may remember what a name meant. folder: None for the weights
-    that a server starts with, where these are the base of adapters.
+    name: what a server knows it by; another one for each push of any run, as a server remembers what a name meant. folder: None for the
+    weights that a server starts with, where these are the base of adapters.
     """
 
     version: int

@@ -8,6 +8,7 @@ what a folder of weights holds `editions.WeightWriter`. Everything runs on one e
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 from collections import deque
@@ -94,6 +95,7 @@ class RemoteEngine:
         self._temporary = Path(tempfile.mkdtemp(prefix="burnish-weights-")) if folder is None else None
         self._folder = self._temporary or folder or Path()
         self._edition = Edition(version, START, writer.kind, start if writer.kind == "model" else None)
+        self._mark = secrets.token_hex(3)  # a server that an earlier run has left knows its names
         self._num_pushed = self._num_tokens = 0
         self._calls: list[_Call] = []
         self._queue: deque[_Call] = deque()
@@ -312,7 +314,7 @@ class RemoteEngine:
         faults.point("engine.commit", version=update.version)
         old = self._edition
         self._num_pushed += 1
-        name = f"{PUSHED}{update.version}-{self._num_pushed}"
+        name = f"{PUSHED}{update.version}-{self._num_pushed}-{self._mark}"
         new = Edition(update.version, name, self._writer.kind, self._folder / name)
         last = old.folder if self._num_pushed > 1 or old.kind == "model" else None
         try:

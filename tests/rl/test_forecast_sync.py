@@ -134,7 +134,7 @@ class ReadsSglang(SglangDouble):
 class Fetches:
     """What `burnish serve --weights` documents of its routes; it fetches what it is offered, and samples nothing."""
 
-    taken, edition = 0, "start"
+    taken, edition, prepared = 0, "start", ""
 
     def app(self) -> Starlette:
         paths = [
@@ -149,10 +149,12 @@ class Fetches:
         body = await request.json() if request.method == "POST" else {}
         if request.url.path == "/weights/fetch":
             self.taken += fetch(body["offer"], within_s=30.0).nbytes
+        elif request.url.path == "/weights/prepare":
+            self.prepared = body["edition"]
         elif request.url.path == "/weights/activate":
             self.edition = body["edition"]
         choice = {"edition": self.edition, "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
-        return JSONResponse({"edition": self.edition, "prepared": None, "choices": [choice]})
+        return JSONResponse({"edition": self.edition, "prepared": self.prepared, "choices": [choice]})
 
 
 def stored(folder: str) -> int:

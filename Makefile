@@ -147,6 +147,6 @@ docs-slow: venv
 # Needs `uv`. Keeps the pins that still fit; delete a line to let that package move.
 constraints:
 	uv pip compile -q pyproject.toml --all-extras --python-version 3.11 -c constraints.txt --no-header --no-annotate -o constraints.new
-	uv pip compile -q pyproject.toml --extra quickstart --extra dev --extra envs --extra data --extra docs --extra hf --extra mlflow --extra ray --extra tensorboard --extra templates --extra wandb --python-version 3.12 \
+	uv pip compile -q pyproject.toml --extra all --extra dev --extra docs --extra quickstart --extra templates --python-version 3.12 \
 		-c constraints-py312.txt --no-header --no-annotate -o constraints-py312.new
 	for file in constraints constraints-py312; do (head -1 $$file.txt; cat $$file.new) > $$file.tmp; mv $$file.tmp $$file.txt; rm $$file.new; done

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -89,6 +90,9 @@ def test_pins_are_exact_and_cover_every_dependency() -> None:
     for file, left_out in (("constraints.txt", ()), ("constraints-py312.txt", ("parity",))):
         lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+", line) for line in lines), file
-        pinned = {line.partition("==")[0] for line in lines}
+        pinned = dict(line.split("==") for line in lines)
         needed = project["dependencies"] + [d for name, extra in extras.items() if name not in (*left_out, "all") for d in extra]
-        assert {re.split(r"[\[<>=!~ ]", dependency)[0] for dependency in needed} <= pinned, file
+        for requirement in map(Requirement, needed):
+            assert requirement.name in pinned and pinned[requirement.name] in requirement.specifier, (file, str(requirement))
+    (all_of_them,) = extras["all"]
+    assert Requirement(all_of_them).extras >= extras.keys() - {"all", "dev", "docs", "parity", "quickstart", "templates"}

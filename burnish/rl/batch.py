@@ -84,15 +84,18 @@ def build_batch(
     layout: Layout = "shared",
     row_tokens: int | None = None,
     shape: BatchShape | None = None,
+    rows_multiple: int = 1,
+    at_least: BatchShape | None = None,
 ) -> TokenBatch:
     """Lay groups out in rows and note, for every sampled id, what predicts it, whose it is and what it is worth.
 
     An episode without credit (failed, no reward, cut) is left out, as is one that sampled nothing; no episode at all gives rows of
     padding. temperature: what the completions were sampled at; log-probs of greedy ones (0) are those at 1. row_tokens: the longest row,
-    see `lay_out`. shape: static sizes from `plan_shape` or `fit_shape`; None takes `fit_shape`'s.
+    see `lay_out`. shape: static sizes from `plan_shape` or `fit_shape`; None takes `fit_shape`'s, covering `at_least`.
     """
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
-    shape = shape or fit_shape(groups, advantages, layout=layout, row_tokens=row_tokens)
+    shape = shape or _fitted(rows, groups, layout, row_tokens, rows_multiple)
+    shape = shape if at_least is None else shape.covering(at_least)
     return _fill(rows, shape, groups, advantages, temperature)
 
 
@@ -228,6 +231,10 @@ def fit_shape(
     rows_multiple: the devices that rows are spread over, times the parts that `split_rows` cuts. `plan_shape` is the other way.
     """
     rows = lay_out(_with_credit(groups, advantages), layout=layout, row_tokens=row_tokens)
+    return _fitted(rows, groups, layout, row_tokens, rows_multiple)
+
+
+def _fitted(rows: Sequence[Row], groups: Sequence[Group], layout: Layout, row_tokens: int | None, rows_multiple: int) -> BatchShape:
     trajectories = [t for group in groups for t in group.trajectories]
     fixed = len(trajectories) if layout == "padded" else len(groups) if layout == "shared" and row_tokens is None else 0
     return dataclasses.replace(

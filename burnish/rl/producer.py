@@ -32,7 +32,7 @@ from burnish.observe import trace
 from burnish.observe.trace import span
 from burnish.rl.advantages import group_relative
 from burnish.rl.algorithms import Algorithm
-from burnish.rl.batch import Credit, TokenBatch, build_batch, build_micro_batches, fit_shape
+from burnish.rl.batch import Credit, TokenBatch, build_batch, build_micro_batches
 from burnish.rl.batch_plan import BatchPlan
 from burnish.rl.credit import TokenEstimator, credit, informative, uncredited
 from burnish.rl.fleet import ALONE, Fleet, digest, play, require_same
@@ -331,10 +331,7 @@ class Producer(threading.Thread):
             return [(groups, batch) for batch in batches]
         at_least = dataclasses.replace(at_least, rows=bucket(usual, multiple=multiple))
         parts = [groups[i : i + usual] for i in range(0, len(groups), usual)] or [[]]
-        shapes = [fit_shape(part, advantages, rows_multiple=multiple).covering(at_least) for part in parts]
-        return [
-            (part, build_batch(part, advantages, temperature=temperature, shape=shape)) for part, shape in zip(parts, shapes, strict=True)
-        ]
+        return [(part, build_batch(part, advantages, temperature=temperature, rows_multiple=multiple, at_least=at_least)) for part in parts]
 
 
 def _round_size(missing: int, *, kept: int, sampled: int, most: int) -> int:

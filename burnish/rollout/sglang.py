@@ -15,7 +15,7 @@ import numpy as np
 
 from burnish.rollout.draft import Draft
 from burnish.rollout.remote.dialect import ServerSetup, WrongWeights, seed_of
-from burnish.rollout.remote.editions import Edition
+from burnish.rollout.remote.editions import PUSHED, START, Edition
 from burnish.rollout.remote.http import Http, Refused, ServerGone
 from burnish.types import SamplingParams
 
@@ -105,7 +105,7 @@ class SglangDialect:
         reason = meta.get("finish_reason") or {}
         if reason.get("type") == "abort":
             raise ServerGone(f"{http.url} aborted a request: {reason.get('message', 'no reason given')}")
-        if edition.kind == "model" and edition.name != "start" and meta.get("weight_version", edition.name) != edition.name:
+        if edition.kind == "model" and not edition.is_labelled(meta.get("weight_version", edition.name)):
             raise WrongWeights(f"{http.url} sampled from {meta['weight_version']}, expected {edition.name}")
         start = len(draft.ids)
         entries = meta["output_token_logprobs"][start:]
@@ -126,9 +126,16 @@ class SglangDialect:
             raise WrongWeights(f"{http.url} has the adapters {list(answer['loaded_adapters'])} after {edition.name} was loaded")
 
     async def activate(self, http: Http, edition: Edition) -> None:
-        if edition.kind == "model" and edition.name != "start":
-            body = {"model_path": str(edition.folder), "weight_version": edition.name, "flush_cache": True}
-            await _done(http, "/update_weights_from_disk", body, timeout_s=self.setup.timeout_s)
+        if edition.kind != "model" or (edition.name == START and await self._has(http, edition)):
+            return
+        body = {"model_path": str(edition.folder), "weight_version": edition.name, "flush_cache": True}
+        await _done(http, "/update_weights_from_disk", body, timeout_s=self.setup.timeout_s)
+
+    async def _has(self, http: Http, edition: Edition) -> bool:
+        """As an answer of one token says; one without a label says nothing."""
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+        meta = (await http.post("/generate", body, timeout_s=self.setup.timeout_s))["meta_info"]
+        return edition.is_labelled(meta.get("weight_version", PUSHED))
 
     async def retire(self, http: Http, edition: Edition) -> None:
         if edition.kind == "adapter" and edition.folder is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from burnish.rollout.draft import Draft
 from burnish.rollout.remote.dialect import ServerSetup, WrongWeights, seed_of
-from burnish.rollout.remote.editions import Edition
+from burnish.rollout.remote.editions import PUSHED, START, Edition
 from burnish.rollout.remote.http import Http, Refused, refusing
 from burnish.types import SamplingParams
 
@@ -110,7 +110,7 @@ class VllmDialect:
     def _take(self, draft: Draft, choice: Mapping[str, Any], edition: Edition) -> None:
         """Enter what one answer, or one event, brings."""
         spans = choice.get("weight_versions") or ()
-        if self.setup.kind == "model" and edition.name != "start" and any(span["version"] != edition.name for span in spans):
+        if self.setup.kind == "model" and not all(edition.is_labelled(span["version"]) for span in spans):
             raise WrongWeights(f"sampled from {spans}, expected {edition.name}")
         ids = choice["token_ids"] or []
         if not ids:
@@ -148,14 +148,21 @@ class VllmDialect:
                 await http.post("/v1/load_lora_adapter", body, timeout_s=self.setup.timeout_s)
 
     async def activate(self, http: Http, edition: Edition) -> None:
-        """An adapter is used by its name, so there is nothing to do; a model's weights are read in place of the old ones."""
-        if edition.kind != "model" or edition.name == "start":
+        """An adapter is used by its name, so there is nothing to do; a model's weights are read in place of the old ones.
+
+        While they are read the label is that of no edition: should that be cut short, nobody takes what is there for its start.
+        """
+        if edition.kind != "model" or (edition.name == START and await self._has(http, edition)):
             return
-        folder = {"weights_path": str(edition.folder)}
+        folder, timeout_s = {"weights_path": str(edition.folder)}, self.setup.timeout_s
+        await http.post("/update_weight_version", {"new_version": f"{PUSHED}changing"}, timeout_s=timeout_s)
         with refusing(500):
-            await http.post("/collective_rpc", {"method": "reload_weights", "kwargs": folder}, timeout_s=self.setup.timeout_s)
-        await http.post("/update_weight_version", {"new_version": edition.name}, timeout_s=self.setup.timeout_s)
-        await http.post("/reset_prefix_cache", timeout_s=self.setup.timeout_s)
+            await http.post("/collective_rpc", {"method": "reload_weights", "kwargs": folder}, timeout_s=timeout_s)
+        await http.post("/update_weight_version", {"new_version": edition.name}, timeout_s=timeout_s)
+        await http.post("/reset_prefix_cache", timeout_s=timeout_s)
+
+    async def _has(self, http: Http, edition: Edition) -> bool:
+        return edition.is_labelled((await http.get("/weight_info", timeout_s=self.setup.timeout_s))["weight_version"])
 
     async def retire(self, http: Http, edition: Edition) -> None:
         if edition.kind == "adapter" and edition.folder is not None:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from burnish.rl import batch as batch_module
 from burnish.rl.advantages import group_relative
 from burnish.rl.aggregate import prompt_mean, sequence_mean, token_mean
 from burnish.rl.batch import TokenBatch, build_batch, build_micro_batches, by_sequence, fit_shape, from_sequences
@@ -78,6 +79,20 @@ def random_groups(seed: int, *, kept: int = 0) -> list[Group]:
             made.trajectories.append(episode(prompt, rest, turns, draw=draw, sample=sample, kept=kept, forks=forks))
         groups.append(made)
     return groups
+
+
+def test_a_batch_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shape is that of `fit_shape`, or what covers that."""
+    calls: list[int] = []
+    groups = [group(0, [11, 12, 13], [[21, 22], [31], [41, 42]])]
+    credits = credit_all(groups)
+    fitted = fit_shape(groups, credits, rows_multiple=3)
+    monkeypatch.setattr(batch_module, "lay_out", lambda *args, **options: calls.append(1) or lay_out(*args, **options))
+    batch = build_batch(groups, credits, temperature=1.0, rows_multiple=3)
+    wider = build_batch(groups, credits, temperature=1.0, rows_multiple=3, at_least=BatchShape(6, 0, 0, 9, 0))
+    assert len(calls) == 2
+    assert (batch.tokens.shape, batch.mask.shape) == ((fitted.rows, fitted.columns), (fitted.rows, fitted.targets))
+    assert (wider.tokens.shape, wider.num_sequences) == ((6, fitted.columns), 9)
 
 
 @pytest.mark.parametrize("seed", range(4))

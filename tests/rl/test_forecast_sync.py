@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
+from safetensors.numpy import load_file
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from burnish.config.schema import Config
 from burnish.models.model import Model
@@ -20,8 +26,11 @@ from burnish.rl.forecast.report import Forecast, planned
 from burnish.rl.forecast.run import PlannedRun, declared
 from burnish.rl.forecast.transfer import SyncForecast, sync_forecast
 from burnish.rl.placement import Role
+from burnish.sync.carry.offers import fetch
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from burnish.train.state import leaf_names
+from tests.rollout.sglang_double import SglangDouble
+from tests.rollout.vllm_double import Double, served
 
 LORA: Any = {"rank": 2, "targets": ["q", "down"]}
 CASES: dict[str, Any] = {
@@ -43,8 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(folder: Path, case: Any) -> PlannedRun:
-    options = {"model": {"precision": "f32", **case.get("model", {}), "path": str(folder)}, "cluster": case["cluster"]}
-    run = planned(Forecast(), Config.model_validate({**options, "rollout": {"slots": 4}}), base=folder, num_devices=8)
+    options = {"model": {"precision": "f32", **case.get("model", {}), "path": str(folder)}, "cluster": case.get("cluster", {})}
+    rollout = {"slots": 4, **case.get("rollout", {})}
+    run = planned(Forecast(), Config.model_validate({**options, "rollout": rollout}), base=folder, num_devices=8)
     assert run is not None
     return run
 
@@ -97,6 +107,107 @@ def test_bytes_of_every_link_are_those_of_a_sync(folder: Path, name: str, monkey
     assert told.links == dict(moved)
     assert told.total == missing and told.published == sum(leaf.nbytes for leaf in leaves)
     assert (told.total == 0) == (name == "equal meshes")
+
+
+class ReadsVllm(Double):
+    """Counts the bytes of what it is told to read."""
+
+    taken = 0
+
+    async def load(self, request: Request) -> Any:
+        self.taken += stored((await request.json())["lora_path"])
+        return await super().load(request)
+
+    async def rpc(self, request: Request) -> Any:
+        self.taken += stored((await request.json())["kwargs"]["weights_path"])
+        return await super().rpc(request)
+
+
+class ReadsSglang(SglangDouble):
+    taken = 0
+
+    async def update(self, request: Request) -> Any:
+        self.taken += stored((await request.json())["model_path"])
+        return await super().update(request)
+
+
+class Fetches:
+    """What `burnish serve --weights` documents of its routes; it fetches what it is offered, and samples nothing."""
+
+    taken, edition, prepared = 0, "start", ""
+
+    def app(self) -> Starlette:
+        paths = [
+            "/health",
+            "/weights",
+            "/inference/v1/generate",
+            *(f"/weights/{verb}" for verb in ("fetch", "prepare", "activate", "drop")),
+        ]
+        return Starlette(routes=[Route(path, self.answer, methods=["GET", "POST"]) for path in paths])
+
+    async def answer(self, request: Request) -> JSONResponse:
+        body = await request.json() if request.method == "POST" else {}
+        if request.url.path == "/weights/fetch":
+            self.taken += fetch(body["offer"], within_s=30.0).nbytes
+        elif request.url.path == "/weights/prepare":
+            self.prepared = body["edition"]
+        elif request.url.path == "/weights/activate":
+            self.edition = body["edition"]
+        choice = {"edition": self.edition, "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
+        return JSONResponse({"edition": self.edition, "prepared": self.prepared, "choices": [choice]})
+
+
+def stored(folder: str) -> int:
+    return sum(tensor.nbytes for file in Path(folder).glob("*.safetensors") for tensor in load_file(file).values())
+
+
+ELSEWHERE: dict[str, tuple[type[Any], Any, str]] = {
+    "vLLM reads an adapter": (
+        ReadsVllm,
+        {"model": {"lora": LORA}, "rollout": {"engine": "vllm"}},
+        "read from a folder, the adapter in float32",
+    ),
+    "vLLM reads a merged model": (
+        ReadsVllm,
+        {"model": {"lora": LORA, "precision": "bf16"}, "rollout": {"engine": "vllm", "options": {"weights": "merged"}}},
+        "read from a folder, the whole model in bfloat16",
+    ),
+    "SGLang reads a model": (ReadsSglang, {"rollout": {"engine": "sglang"}}, "read from a folder, the whole model in float32"),
+    "burnish fetches an adapter": (
+        Fetches,
+        {"model": {"lora": LORA}, "rollout": {"engine": "burnish", "options": {"transport": "socket"}}},
+        "by socket, from this host's memory, in float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_bytes_to_every_server_are_those_that_it_takes(folder: Path, name: str) -> None:
+    kind, case, way = ELSEWHERE[name]
+    servers = [kind(), kind()]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(server)) for server in servers]
+        options = {**case["rollout"].get("options", {}), "urls": urls}
+        run = plan(folder, {**case, "rollout": {**case["rollout"], "options": options}})
+        told = sync_forecast(run)
+        cluster = loaded(run)
+        stack.callback(cluster.close)
+        before = [server.taken for server in servers]
+        cluster.sync_weights()
+        taken = [server.taken - start for server, start in zip(servers, before, strict=True)]
+        published = sum(leaf.nbytes for leaf in jax.tree.leaves(cluster.state.trainable))
+    assert told.servers == dict(zip(urls, taken, strict=True)) and taken[0] > 0
+    assert (told.links, told.total, told.published) == ({}, sum(taken), published)
+    every, *each = told.text(rate=1.0).splitlines()
+    assert every.startswith("all servers") and "2 of them" in every
+    assert [(line.split()[0], line.endswith(way)) for line in each] == [(url, True) for url in urls]
+
+
+def test_servers_that_a_run_will_start_and_engines_of_this_process_are_named(folder: Path) -> None:
+    launched = sync_forecast(plan(folder, {"rollout": {"engine": "vllm", "options": {"launch": 2}}}))
+    assert dict(launched.servers) == {"vllm 0": launched.published, "vllm 1": launched.published}
+    own = sync_forecast(plan(folder, {"rollout": {"engine": "mine.py:Engine"}}))
+    assert dict(own.servers) == {"mine.py:Engine": own.published} and own.text(rate=1.0).endswith("handed over in this process")
 
 
 def test_the_busiest_link_and_device_and_their_seconds() -> None:

@@ -24,6 +24,7 @@ class SglangDouble:
     loaded: list[str] = field(default_factory=list)
     answered: list[dict[str, Any]] = field(default_factory=list)
     aborts: int = 0
+    refusals: int = 0
 
     def app(self) -> Starlette:
         post = {"methods": ["POST"]}
@@ -42,7 +43,8 @@ class SglangDouble:
 
     async def update(self, request: HttpRequest) -> Response:
         body = await request.json()
-        if not Path(body["model_path"]).is_dir():
+        if self.refusals or not Path(body["model_path"]).is_dir():
+            self.refusals = max(0, self.refusals - 1)
             return JSONResponse({"success": False, "message": "Failed to get weights iterator"}, 400)
         self.loaded.append(body["model_path"])
         self.version = body["weight_version"]
@@ -86,9 +88,9 @@ class SglangDouble:
 
     def reply(self, body: dict[str, Any]) -> list[int]:
         sampling = body["sampling_params"]
-        start = sum(body["input_ids"]) + sampling["sampling_seed"] % 1000 + len(body.get("lora_path", self.version))
+        start = sum(body["input_ids"]) + sampling.get("sampling_seed", 0) % 1000 + len(body.get("lora_path", self.version))
         ids = [(start + 7 * i) % 199 for i in range(min(sampling["max_new_tokens"], self.context - len(body["input_ids"])))]
-        return ids[: next((n for n, token in enumerate(ids, 1) if token in sampling["stop_token_ids"]), len(ids))]
+        return ids[: next((n for n, token in enumerate(ids, 1) if token in sampling.get("stop_token_ids", ())), len(ids))]
 
     def answer(self, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         meta: dict[str, Any] = {"output_token_logprobs": [[-2.0, token, None] for token in ids], "weight_version": self.version}

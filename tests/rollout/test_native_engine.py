@@ -1,15 +1,20 @@
 """The native engine samples what the model says: ids and log-probs against the full forward pass, and stop reasons."""
 
+import asyncio
 import dataclasses
+import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from burnish.models import transformer
 from burnish.models.config import LayerKind
-from burnish.types import Request, SamplingParams, StopReason
+from burnish.rollout.native import runner
+from burnish.rollout.native.decode import prefill
+from burnish.types import Completion, Request, SamplingParams, StopReason
 from tests.rollout.conftest import MakeEngine
-from tests.rollout.reference import CONFIG, forward_logits, generate, log_softmax, random_adapter, random_params, request
+from tests.rollout.reference import CONFIG, forward_logits, generate, log_softmax, random_adapter, random_params, request, run
 
 pytestmark = pytest.mark.optimised  # same ids and log-probs, bit for bit
 
@@ -177,6 +182,34 @@ def test_a_group_shares_its_prefill_and_still_samples_apart(make_engine: MakeEng
     together = generate(engine, group)
     assert [out.ids.tolist() for out in together] == [generate(engine, [one])[0].ids.tolist() for one in group]
     assert len({tuple(out.ids.tolist()) for out in together}) == 8
+
+
+def test_requests_made_together_are_prefilled_together(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an idle engine too, however long the caller takes to make them; and each gets what it gets alone, bit for bit."""
+    prefills: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        prefills.append(int((args[2].places < args[1][0].keys.shape[1]).sum()))
+        return prefill(*args, **options)
+
+    monkeypatch.setattr(runner, "prefill", counted)
+    engine = make_engine(slots=64, prefill_rows=64)
+    requests = [request((1 + i, 2, 3), (i,), max_tokens=2) for i in range(64)]
+
+    async def one(at: int) -> Completion:
+        if at % 16 == 1:
+            time.sleep(0.02)  # a caller who is slow
+        return await engine.generate(requests[at])
+
+    async def together() -> list[Completion]:
+        return list(await asyncio.gather(*map(one, range(64))))
+
+    outs = run(together())
+    assert prefills == [64]
+    for at in (0, 1, 40):
+        (alone,) = generate(engine, [requests[at]])
+        np.testing.assert_array_equal(alone.ids, outs[at].ids)
+        np.testing.assert_array_equal(alone.logps, outs[at].logps)
 
 
 def test_more_requests_than_slots_are_all_answered(make_engine: MakeEngine) -> None:

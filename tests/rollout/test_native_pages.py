@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -44,6 +45,13 @@ def test_four_prompts_of_eight_samples_prefill_four_prompts(make_engine: MakeEng
     assert (stats.prefilled, stats.reused, stats.pages) == (tokens, 7 * tokens, 0)
     some = slice(None, None, 5)
     assert_same(outs[some], without_sharing(engine, group[some]))
+
+
+def test_pages_that_are_on_the_device_are_not_put_there_again(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, puts, put = make_engine(), [], jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda *args, **options: puts.append(args) or put(*args, **options))
+    generate(engine, [request((4, 5, 6), (1, i)) for i in range(8)])
+    assert engine.stats().reused == 7 * 2 and not puts
 
 
 def test_a_later_turn_goes_on_from_the_pages_of_the_prompt_before(make_engine: MakeEngine) -> None:

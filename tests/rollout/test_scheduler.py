@@ -31,6 +31,15 @@ def prefilled(scheduler: Scheduler) -> list[tuple[Job, int]]:
     return [(one, number) for one, number in chunks]
 
 
+def test_seating_many_looks_at_each_slot_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    bank = Scheduler.bank
+    monkeypatch.setattr(Scheduler, "bank", lambda self, slot: looks.append(slot) or bank(self, slot))
+    one = scheduler(64, banks=2)
+    assert [job.slot for job in seat(one, *(job((1, 2), seed) for seed in range(64)))][:4] == [0, 32, 1, 33]
+    assert len(looks) == 64
+
+
 def test_a_group_is_prefilled_once() -> None:
     """4 prompts x 8 samples: 4 rows of prefill, every sample in a slot of its own; the others wait for these pages."""
     one = scheduler(32)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from burnish.types import Completion, Request, SamplingParams, StopReason
 from tests.rollout.vllm_double import Double, served
 
 LEAF = ("layers.q", np.zeros(3))
+FIRST = Path(__file__).parent
+"""The folder of the weights that servers start with, which nobody reads."""
 QUICK = LifeLimits(start_timeout_s=20.0)
 NO_RESTARTS = LifeLimits(restarts=0, start_timeout_s=20.0)
 
@@ -67,7 +69,7 @@ def make() -> Iterator[Make]:
                 writer=Written(kind),
                 decode_text=setup.decode_text,
                 context=128,
-                start=Path("base"),
+                start=FIRST,
                 limits=limits,
             )
             stack.callback(lambda: asyncio.run(made.close()))
@@ -85,6 +87,11 @@ def test_conformance(check: Check, kind: Kind, make: Make) -> None:
 
 def ask(max_tokens: int = 4, *path: int, prompt: tuple[int, ...] = (5, 6), **params: Any) -> Request:
     return Request(prompt, SamplingParams(max_tokens, **params), path or (1, 2, 3, 4, 0))
+
+
+def unmarked(names: Iterable[str]) -> list[str]:
+    """Of editions, or of their folders, without what tells runs apart."""
+    return [Path(name).name.rpartition("-")[0] for name in names]
 
 
 async def update(engine: RemoteEngine, version: int) -> None:
@@ -216,10 +223,10 @@ def test_adapters_come_under_new_names_and_old_ones_go(make: Make) -> None:
 
     assert asyncio.run(story()) == [1] * 4 + [2] * 4 + [3] * 4
     for double in doubles:
-        assert list(double.adapters) == ["burnish-3-3"] and double.most_adapters == 2
-        assert not Path(double.adapters["burnish-3-3"]).parent.joinpath("burnish-2-2").exists()
+        assert unmarked(double.adapters) == ["burnish-3-3"] and double.most_adapters == 2
+        assert unmarked(folder.name for folder in Path(*double.adapters.values()).parent.iterdir()) == ["burnish-3-3"]
     names = [body["model"] for double in doubles for body in double.answered]
-    assert sorted({name for name in names if name}) == ["burnish-1-1", "burnish-2-2", "burnish-3-3"]
+    assert sorted(unmarked({name for name in names if name})) == ["burnish-1-1", "burnish-2-2", "burnish-3-3"]
     assert all(body["cache_salt"] == (body["model"] or "start") for double in doubles for body in double.answered)
 
 
@@ -254,6 +261,45 @@ def test_an_update_that_fails_leaves_every_server_on_the_old_weights(make: Make,
             assert double.version.startswith("burnish-3-")
 
 
+def test_servers_go_back_to_the_weights_that_they_started_with(make: Make) -> None:
+    """The first update fails on one of two. What they started with is read again only where something else was read meanwhile."""
+    good, bad = Double(), Double(fails={"/collective_rpc": [500]})
+    engine = make(good, bad)
+
+    async def story() -> Completion:
+        await engine.generate(ask())
+        assert not good.reloaded and not bad.reloaded
+        with pytest.raises(RuntimeError, match="doesn't take version 1, version 0 stays"):
+            await update(engine, 1)
+        return await engine.generate(ask())
+
+    assert asyncio.run(story()).versions.tolist() == [0] * 4
+    assert unmarked(good.reloaded[:1]) == ["burnish-1-1"] and good.reloaded[1:] == bad.reloaded == [str(FIRST)]
+    assert (good.version, bad.version) == ("start", "start")
+
+
+@pytest.mark.parametrize("label", ["burnish-40-40", "burnish-changing"])
+def test_a_server_that_an_earlier_run_has_left_begins_with_the_first_weights(make: Make, label: str) -> None:
+    double = Double(version=label)
+    assert asyncio.run(make(double).generate(ask())).versions.tolist() == [0] * 4
+    assert double.reloaded == [str(FIRST)] and double.version == "start"
+
+
+def test_an_adapter_of_an_earlier_run_does_not_pass_for_one_of_this_run(make: Make) -> None:
+    """That run was killed, and left it; both called their first push version 1."""
+    double = Double()
+    killed, engine = make(double, kind="adapter"), make(double, kind="adapter")
+
+    async def story() -> None:
+        await update(killed, 1)
+        await update(engine, 1)
+        await engine.generate(ask())
+
+    asyncio.run(story())
+    used = double.adapters[double.answered[-1]["model"]]
+    assert Path(used).parent == engine._folder != killed._folder
+
+
 def test_a_server_that_somebody_restarted_gets_its_weights_again(make: Make) -> None:
     model, adapter = Double(), Double()
     for double, kind in ((model, "model"), (adapter, "adapter")):
@@ -265,8 +311,7 @@ def test_a_server_that_somebody_restarted_gets_its_weights_again(make: Make) -> 
             return await engine.generate(ask())
 
         assert asyncio.run(story()).versions.tolist() == [1] * 4
-    assert len(model.reloaded) == 2 and model.version == "burnish-1-1"
-    assert list(adapter.adapters) == ["burnish-1-1"]
+    assert len(model.reloaded) == 2 and unmarked([model.version, *adapter.adapters]) == ["burnish-1-1"] * 2
 
 
 # ------------------------------------------------------------------------------------------------------------------ several servers
@@ -336,7 +381,7 @@ def launched(tmp_path: Path) -> Iterator[Make]:
                 writer=Written(kind),
                 decode_text=str,
                 context=128,
-                start=Path("base"),
+                start=FIRST,
                 limits=LifeLimits(restarts=restarts, start_timeout_s=30.0, **limits),
             )
             stack.callback(lambda: asyncio.run(made.close()))

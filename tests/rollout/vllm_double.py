@@ -60,6 +60,7 @@ class Double:
             Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
             Route("/collective_rpc", self.rpc, methods=["POST"]),
             Route("/update_weight_version", self.label, methods=["POST"]),
+            Route("/weight_info", self.info),
             Route("/reset_prefix_cache", self.reset, methods=["POST"]),
         ]
         return Starlette(routes=routes)
@@ -108,6 +109,9 @@ class Double:
     async def label(self, request: HttpRequest) -> Response:
         self.version = (await request.json())["new_version"]
         return JSONResponse({"success": True})
+
+    async def info(self, request: HttpRequest) -> Response:
+        return JSONResponse({"weight_version": self.version})
 
     async def reset(self, request: HttpRequest) -> Response:
         return JSONResponse({"success": True})

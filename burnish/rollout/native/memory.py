@@ -96,7 +96,8 @@ class Memory:
     def put(self, page: Page, bank: int, index: int) -> None:
         """Write a kept, or a swapped, page to the pool."""
         with self.dispatch:
-            page = Page(*jax.device_put(tuple(page), self._page_place))
+            if isinstance(page.keys, np.ndarray):  # it was swapped; a kept one is where it should be
+                page = Page(*jax.device_put(tuple(page), self._page_place))
             self.cache = lower(self.cache, page, bank, index, spread=self.spread)
 
     def swapped(self, bank: int, index: int) -> Page:

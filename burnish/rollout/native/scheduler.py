@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -113,21 +113,19 @@ class Scheduler:
 
     def admit(self, *, new: bool) -> Iterator[Job]:
         """Seat jobs in free slots, while there are pages for their first tokens and one for each that runs. new: not only parked ones."""
-        while queue := self.parked or (self.waiting if new else None):
+        free: dict[int, list[int]] = {}  # each bank's free slots, the first one last
+        for slot in reversed(range(len(self.slots))):
+            if self.slots[slot] is None:
+                free.setdefault(self.bank(slot), []).append(slot)
+        while free and (queue := self.parked or (self.waiting if new else None)):
             job = queue[0]
-            first: dict[int, int] = {}  # each bank's first free slot
-            taken: Counter[int] = Counter()
-            for slot, held in enumerate(self.slots):
-                if held is None:
-                    first.setdefault(self.bank(slot), slot)
-                else:
-                    taken[self.bank(slot)] += 1
-            if not first:
+            bank = max(free, key=lambda bank: (self._pool.available(bank), -bank))
+            need, taken = job.need(self._decode_chunk), len(self.slots) // self._pool.banks - len(free[bank])
+            if need + taken > self._pool.available(bank):
                 return
-            bank = max(first, key=lambda bank: (self._pool.available(bank), -bank))
-            slot, need = first[bank], job.need(self._decode_chunk)
-            if need + taken[bank] > self._pool.available(bank):
-                return
+            slot = free[bank].pop()
+            if not free[bank]:
+                del free[bank]
             queue.remove(job)
             self.slots[slot], job.slot = job, slot
             job.pages = self._pool.take(bank, need)

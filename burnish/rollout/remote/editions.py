@@ -12,20 +12,28 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 Kind = Literal["adapter", "model"]
+START = "start"
+"""The weights that a server starts with."""
+PUSHED = "burnish-"
+"""What the names of all others begin with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edition:
     """A version in a folder: an adapter in PEFT's format, or a whole model in Hugging Face's.
 
-    name: what a server knows it by; another one for each push, as a server may remember what a name meant. folder: None for the weights
-    that a server starts with.
+    name: what a server knows it by; another one for each push of any run, as a server remembers what a name meant. folder: None for the
+    weights that a server starts with, where these are the base of adapters.
     """
 
     version: int
     name: str
     kind: Kind
     folder: Path | None
+
+    def is_labelled(self, label: str) -> bool:
+        """Whether a server that calls its weights `label` has these. What it calls those that it starts with is its own affair."""
+        return label == self.name or (self.name == START and not label.startswith(PUSHED))
 
 
 @runtime_checkable
@@ -55,4 +63,4 @@ class WeightWriter(Protocol):
         ...
 
 
-__all__ = ["Edition", "Kind", "WeightWriter"]
+__all__ = ["PUSHED", "START", "Edition", "Kind", "WeightWriter"]

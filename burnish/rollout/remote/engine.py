@@ -8,6 +8,7 @@ what a folder of weights holds `editions.WeightWriter`. Everything runs on one e
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 from collections import deque
@@ -23,7 +24,7 @@ from burnish.observe.trace import span
 from burnish.rollout.draft import DecodeText, Draft
 from burnish.rollout.engine import EngineClosed, EngineStats
 from burnish.rollout.remote.dialect import Dialect, WrongWeights
-from burnish.rollout.remote.editions import Edition, WeightWriter
+from burnish.rollout.remote.editions import PUSHED, START, Edition, WeightWriter
 from burnish.rollout.remote.hosts import Host, Pool, State
 from burnish.rollout.remote.http import Busy, Refused, ServerGone, check_installed
 from burnish.rollout.remote.lives import LifeLimits, Lives, ServerFailed
@@ -93,7 +94,8 @@ class RemoteEngine:
         self._dialect, self._writer, self._decode_text, self._context = dialect, writer, decode_text, context
         self._temporary = Path(tempfile.mkdtemp(prefix="burnish-weights-")) if folder is None else None
         self._folder = self._temporary or folder or Path()
-        self._edition = Edition(version, "start", writer.kind, start if writer.kind == "model" else None)
+        self._edition = Edition(version, START, writer.kind, start if writer.kind == "model" else None)
+        self._mark = secrets.token_hex(3)  # a server that an earlier run has left knows its names
         self._num_pushed = self._num_tokens = 0
         self._calls: list[_Call] = []
         self._queue: deque[_Call] = deque()
@@ -312,7 +314,7 @@ class RemoteEngine:
         faults.point("engine.commit", version=update.version)
         old = self._edition
         self._num_pushed += 1
-        name = f"burnish-{update.version}-{self._num_pushed}"
+        name = f"{PUSHED}{update.version}-{self._num_pushed}-{self._mark}"
         new = Edition(update.version, name, self._writer.kind, self._folder / name)
         last = old.folder if self._num_pushed > 1 or old.kind == "model" else None
         try:
@@ -327,7 +329,7 @@ class RemoteEngine:
             raise
         self._edition = new
         await asyncio.gather(*(self._retire(host, old) for host in self._pool.hosts))
-        if old.name != "start" and old.folder is not None:
+        if old.name != START and old.folder is not None:
             await asyncio.to_thread(self._writer.remove, old.folder)
         return True
 
@@ -372,7 +374,7 @@ class RemoteEngine:
 
     async def _load(self, host: Host, edition: Edition, *, use: bool) -> None:
         """Each step may be repeated. What can be sampled from before it is used, is tried."""
-        if edition.name != "start":
+        if edition.name != START:
             await self._dialect.prepare(host.connection(), edition)
         if use:
             await self._dialect.activate(host.connection(), edition)

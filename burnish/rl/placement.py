@@ -418,6 +418,8 @@ def _engine_bytes(model: ModelConfig, lora: LoraConfig | None, precision: Precis
     """What `rollout.native.layout` holds: under an adapter on the actor's mesh, the float32 leaves outside the layers are the actor's."""
     width = 2 if precision == "bf16" else 4
     specs = transformer.spec(model)
+    if model.decoder is not None:
+        return _bytes(specs, place, 4)
     sizes = [_bytes(leaf, place, width if len(leaf.shape) == 3 else 4) for leaf in specs["layers"].values()]
     borrowed = lora is not None and lora.quantize is None and shares
     if not borrowed:

@@ -27,6 +27,7 @@ LAYERS = [
         "burnish.rl.reports",
         "burnish.rollout.draft",
         "burnish.rollout.scripted",
+        "burnish.rollout.slotted",
     ]
     + ["burnish.rollout.remote", "burnish.rollout.setup", "burnish.rollout.server", "burnish.rollout.vllm", "burnish.rollout.sglang"]
     + ["burnish.rollout.burnish"]
@@ -52,7 +53,7 @@ LAYERS = [
         "burnish.rl.algorithms",
     ]
     + ["burnish.rl.kl", "burnish.rl.off_policy", "burnish.rl.overlap", "burnish.rl.placement"],
-    ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native"],
+    ["burnish.train", "burnish.sync", "burnish.checkpoint", "burnish.rollout.native", "burnish.rollout.recomputing"],
     [
         "burnish.rl.anchor",
         "burnish.rl.cluster",

@@ -11,15 +11,13 @@ import time
 from itertools import pairwise
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from transformers import AutoTokenizer
-from tunix.models.llama3 import model as llama
-from tunix.models.llama3 import params as llama_params
 from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout, vanilla_rollout
+from tunix_model import DTYPES, smollm2
 
 from work import LEARNING_RATE, PROMPT_LIMIT, PROMPTS, SAMPLES, TOKENS, question, versions, vowels, write
 
@@ -44,22 +42,7 @@ def reward(prompts, completions, **columns):
 
 def main() -> None:
     path, target, steps, setting = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    dtype = {"f32": jnp.float32, "bf16": jnp.bfloat16}[setting]
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    config = llama.ModelConfig(
-        num_layers=30,
-        vocab_size=49152,
-        embed_dim=576,
-        hidden_dim=1536,
-        num_heads=9,
-        head_dim=64,
-        num_kv_heads=3,
-        rope_theta=100_000,
-        norm_eps=1e-5,
-        weight_tying=True,
-    )
-    with mesh:
-        actor = llama_params.create_model_from_safe_tensors(path, config, mesh, dtype=dtype)
+    actor, mesh = smollm2(path, setting)
     tokenizer = AutoTokenizer.from_pretrained(path)
     prompts = [
         tokenizer.apply_chat_template([{"role": "user", "content": question(i)}], tokenize=False, add_generation_prompt=True)
@@ -86,7 +69,7 @@ def main() -> None:
                 top_p=1.0,
                 top_k=None,
                 eos_tokens=[UNUSED_ID],
-                data_type=dtype,
+                data_type=DTYPES[setting],
             ),
         ),
     )

@@ -10,13 +10,11 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from sft_work import LEARNING_RATE, LENGTH, ROWS, rows
-from tunix.models.llama3 import model as llama
-from tunix.models.llama3 import params as llama_params
 from tunix.sft import peft_trainer
+from tunix_model import smollm2
 
 from work import versions, write
 
@@ -43,22 +41,7 @@ def packed(steps: int) -> list[dict[str, np.ndarray]]:
 
 def main() -> None:
     path, target, steps, setting = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    dtype = {"f32": jnp.float32, "bf16": jnp.bfloat16}[setting]
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    config = llama.ModelConfig(
-        num_layers=30,
-        vocab_size=49152,
-        embed_dim=576,
-        hidden_dim=1536,
-        num_heads=9,
-        head_dim=64,
-        num_kv_heads=3,
-        rope_theta=100_000,
-        norm_eps=1e-5,
-        weight_tying=True,
-    )
-    with mesh:
-        model = llama_params.create_model_from_safe_tensors(path, config, mesh, dtype=dtype)
+    model, mesh = smollm2(path, setting)
     options = peft_trainer.TrainingConfig(eval_every_n_steps=10**6, max_steps=steps, max_inflight_computations=1)
     trainer = peft_trainer.PeftTrainer(model, optax.adamw(LEARNING_RATE), options).with_gen_model_input_fn(lambda x: x)
     seconds: list[float] = []

@@ -46,6 +46,15 @@ class Visibility(NamedTuple):
     parents: Int[Array, "B T"]
 
 
+def visible_pairs(rule: Visibility) -> Bool[Array, "B T T"]:
+    """The rule as a dense mask, [row, query, key]: for decoders that take one."""
+    segments, parents = rule
+    own = segments[:, :, None] == segments[:, None, :]
+    shared = parents[:, :, None] == segments[:, None, :]
+    columns = jnp.arange(segments.shape[1])
+    return (own | shared) & (segments != 0)[:, None, :] & (columns[None, :] <= columns[:, None])[None]
+
+
 class _Rule(NamedTuple):
     """Visibility in blocks. Where there is a window, a query also sees a key only if it stands less than `window` positions back."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 Precision = Literal["f32", "bf16"]
 """Products in float32, or of bfloat16 operands with float32 results."""
@@ -62,6 +62,21 @@ class MoeConfig:
     balance: float = 0.001
 
 
+class OtherDecoder(Protocol):
+    """A decoder that isn't `transformer`'s, by what training and scoring ask of one. Equal only to itself.
+
+    spec: declarations of its parameters (`transformer.ParamSpec`), a tree like theirs. hidden: normalised states, float32[B, T, D], of
+    packed rows: tokens and positions int32[B, T], `attention.Visibility`. head: [V, D], whose products with them are the logits.
+    """
+
+    @property
+    def spec(self) -> dict[str, Any]: ...
+
+    def hidden(self, params: dict[str, Any], tokens: Any, positions: Any, visibility: Any) -> Any: ...
+
+    def head(self, params: dict[str, Any]) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder-only transformer of the Llama line. Widths in elements, `max_positions` in tokens.
@@ -69,6 +84,7 @@ class ModelConfig:
     layer_kinds: one a layer, or () where all are plain. second_rope: of the layers that say so; None: those aren't rotated at all.
     unit_offset: norms multiply by 1 + w. scaled_embedding: embeddings are multiplied by sqrt(width). attention_scale: factor on q·k, None
     is 1 / sqrt(head_dim). attention_cap, logit_cap: scores, or logits, become cap · tanh(x / cap). moe: then `mlp_width` is an expert's.
+    decoder: what computes in place of the decoder that all the rest describes, whose sizes then only say how work is spread.
     """
 
     family: str
@@ -97,6 +113,7 @@ class ModelConfig:
     attention_cap: float | None = None
     logit_cap: float | None = None
     moe: MoeConfig | None = None
+    decoder: OtherDecoder | None = None
 
     def __post_init__(self) -> None:
         if self.layer_kinds and len(self.layer_kinds) != self.num_layers:

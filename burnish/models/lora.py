@@ -30,6 +30,7 @@ def adapter_spec(config: ModelConfig, *, rank: int, targets: Sequence[str], dora
 
     dora: with the columns' sizes, `m` [L, out], which start as the base's.
     """
+    check_adaptable(config)
     matrices = spec(config)["layers"]
     of_experts = [name for name in targets if matrices[name].axes[1] == "experts"]
     if of_experts:
@@ -48,6 +49,12 @@ def adapter_spec(config: ModelConfig, *, rank: int, targets: Sequence[str], dora
         return leaves | ({"m": ParamSpec((layers, columns), ("layers", column_axis), "ones")} if dora else {})
 
     return {name: pair(matrices[name]) for name in targets}
+
+
+def check_adaptable(config: ModelConfig) -> None:
+    """Raises UserError for a decoder whose matrices aren't known here."""
+    if config.decoder is not None:
+        raise UserError(f"model.lora is set, but adapters are for the decoders of this package, not for {config.family}: leave it out")
 
 
 def spec_of(config: ModelConfig, pairs: Params) -> Params:

@@ -17,6 +17,7 @@ from burnish.config.schema import LoraConfig
 from burnish.models import weights
 from burnish.models.config import ModelConfig
 from burnish.models.locate import locate
+from burnish.models.lora import check_adaptable
 from burnish.models.quant import quantised, quantised_spec
 from burnish.models.sharding import shardings
 from burnish.models.transformer import Params, Precision, spec
@@ -48,6 +49,7 @@ class Model:
 
 def frozen_base(model: Model, lora: LoraConfig, mesh: Mesh | None) -> Params:
     """The model's parameters as they are kept beside an adapter: where they lie, in the bits that the options say."""
+    check_adaptable(model.config)
     places = None if mesh is None else shardings(quantised_spec(spec(model.config), lora.quantize), mesh)
     return quantised(model.params, lora.quantize, places)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from burnish.config.errors import UserError
 from burnish.models import transformer
 from burnish.models.attention import Visibility
 from burnish.models.config import ModelConfig, Precision
@@ -22,6 +23,8 @@ from burnish.models.transformer import Adapter, Params, ParamSpec, Remat, dot, f
 
 def spec(config: ModelConfig) -> Params:
     """Shape, axes and initialiser of every leaf. The score has no bias, as transformers' classifiers have none."""
+    if config.decoder is not None:
+        raise UserError(f"a critic starts from a model's folder, and {config.family} has none: give algorithm.critic.path")
     decoder = {name: leaf for name, leaf in transformer.spec(config).items() if name != "head"}
     return {"decoder": decoder, "score": ParamSpec((1, config.width), ("labels", "embed"), "zeros")}
 

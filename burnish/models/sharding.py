@@ -31,6 +31,7 @@ RULES: dict[str, str | None] = {
     "rank": None,
     "block": None,
     "labels": None,
+    "whole": None,
 }
 """Logical axis of a parameter → mesh axis. `data` holds whole copies, `fsdp` pieces of every copy, `tp` pieces of every product."""
 
@@ -62,6 +63,9 @@ def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
     unknown = [name for name in mesh.shape if name not in MESH_AXES]
     if unknown:
         raise UserError(f"unknown mesh axes {unknown}; a model's mesh has {', '.join(MESH_AXES)}")
+    cuts = [name for name in ("fsdp", "tp") if mesh.shape.get(name, 1) > 1]
+    if config.decoder is not None and cuts:
+        raise UserError(f"{config.family}'s weights lie whole on every device, so {' and '.join(cuts)} can't cut them: use data alone")
     tp = mesh.shape.get("tp", 1)
     for name, count in (("num_heads", config.num_heads), ("num_kv_heads", config.num_kv_heads)):
         if count % tp:

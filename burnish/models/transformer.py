@@ -23,6 +23,7 @@ from jax.dtypes import float0
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt32
 
+from burnish.config.errors import UserError
 from burnish.models.attention import KEPT, Visibility, attention
 from burnish.models.config import ModelConfig, Precision
 from burnish.models.moe import Load, Routing, expert_mlp, load_of
@@ -75,6 +76,8 @@ class Adapter(NamedTuple):
 
 def spec(config: ModelConfig) -> Params:
     """Shape, axes and initialiser of every leaf, as a tree like the parameters'."""
+    if config.decoder is not None:
+        return config.decoder.spec
     num_layers, width = config.num_layers, config.width
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     out_scale = 0.02 / math.sqrt(2 * num_layers)
@@ -169,6 +172,8 @@ def draw(specs: Params, key: Array, *, dtype: DTypeLike = jnp.float32) -> Params
 
 def head_matrix(config: ModelConfig, params: Params) -> Float[Array, "V D"]:
     """The matrix whose product with a hidden state is the logits: the embedding where tied."""
+    if config.decoder is not None:
+        return config.decoder.head(params)
     return params["embed"] if config.tied_head else params["head"]
 
 
@@ -426,7 +431,7 @@ def forward(
 
     remat: what a backward pass computes again: the cheap parts of a layer (False); a layer, of which only the input is kept (True), its
     MLP in parts of some `MLP_TOKENS`; or besides, the inputs of all but every n-th layer, n about the root of their number ("nested": one
-    more forward pass; Chen et al., 2016, arXiv:1604.06174).
+    more forward pass; Chen et al., 2016, arXiv:1604.06174). Another decoder (`config.decoder`) keeps and computes again what it likes.
     """
     options: dict[str, Any] = {"adapter": adapter, "precision": precision, "remat": remat, "noise": noise}
     return _through(config, params, tokens, positions, visibility, **options)[0]
@@ -484,6 +489,12 @@ def _through(
     with_states: bool = False,
     with_load: bool = False,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"] | None, Load | None]:
+    if config.decoder is not None:
+        if with_states or adapter is not None or noise is not None:
+            raise UserError(
+                f"{config.family} computes its own way: it takes no adapter and no noise (NEFTune), and shows no layers' states"
+            )
+        return config.decoder.hidden(params, tokens, positions, visibility), None, None
     mlp_parts = _divisor(tokens.shape[1], at_most=max(1, tokens.size // MLP_TOKENS)) if remat else 1
     scale = 0.0 if adapter is None else adapter.scale
 

@@ -79,6 +79,8 @@ def save(
     like: a model folder whose tokenizer, chat template and generation settings are copied. dtype: of the stored weights, None keeps theirs.
     `config.json` is written last: a folder without it isn't a model.
     """
+    if config.decoder is not None:
+        raise UserError(f"{config.family} has no form of Hugging Face's: take what was trained from the state (docs/models.md)")
     stored = jnp.dtype(dtype if dtype is not None else params["embed"].dtype)
     tree = tensors.leaves(spec(config), families.tensor_names(config))
     _write_model(Path(folder), tree, params, families.write_config(config, dtype=stored.name), like=like, shard_bytes=shard_bytes)

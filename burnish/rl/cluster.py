@@ -64,6 +64,7 @@ from burnish.train.value import ValueMicroBatch
 from burnish.types import Completion, Message, Request
 
 Rows = TypeVar("Rows")
+_ANY_DECODER = "give engine=RecomputingEngine(model) (burnish.rollout.recomputing), or an engine of your own"
 
 
 class RLCluster:
@@ -193,6 +194,8 @@ class RLCluster:
                     logs=logs or Path("runs") / "servers",
                 )
             )
+        if self.model.config.decoder is not None:
+            raise UserError(f"the native engine can't sample from {self.model.config.family}: {_ANY_DECODER}")
         return NativeEngine(
             self.model.config,
             jax.tree.map(whole_here, self.model.params),
@@ -220,6 +223,8 @@ class RLCluster:
     def _weight_writer(self, adapter: Adapter | None, kind: Kind) -> WeightWriter:
         """Who writes versions for engines that read them from a folder."""
         architecture, folder = self.model.config, self.model.folder
+        if architecture.decoder is not None:
+            raise UserError(f"{architecture.family} can't be written for the engine `{self.rollout_config.engine}`: {_ANY_DECODER}")
         dtype = "bfloat16" if self.precision == "bf16" else "float32"
         if adapter is None:
             return ModelFolders(architecture, like=folder, dtype=dtype)

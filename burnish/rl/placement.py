@@ -60,6 +60,8 @@ class Place:
     @property
     def where(self) -> str:
         """Its devices alone."""
+        if not self.devices:
+            return "elsewhere"
         ranges = _ranges(self.devices)
         return ranges if self.processes == 1 else f"{ranges} of {self.processes} processes"
 
@@ -68,6 +70,8 @@ class Place:
         return f"{self.where} ({axes})" if axes else self.where
 
 
+ELSEWHERE = Place(())
+"""Of an engine that is on none of this process's devices, as one in another process."""
 Holding = Literal["own", "shared", "copy", "resharded", "elsewhere"]
 """Weights of its own; the actor's very arrays; a copy cut as the actor's; a copy on the same devices cut in another way; a copy on other
 devices."""
@@ -152,9 +156,8 @@ def placement(
         Role.ROLLOUT: _rollout(config, model, lora, precision, actor, places[Role.ROLLOUT]),
     }
     if brought is not None:
-        found[Role.ROLLOUT] = dataclasses.replace(
-            found[Role.ROLLOUT], why="an engine that brought its own mesh: it is pushed every version"
-        )
+        which = "an engine that brought its own mesh" if brought.devices else "an engine on none of these devices"
+        found[Role.ROLLOUT] = dataclasses.replace(found[Role.ROLLOUT], why=f"{which}: it is pushed every version")
     if lent:
         found[Role.ROLLOUT] = _borrower(found[Role.ROLLOUT], actor, lora, precision)
     if needs_reference:
@@ -418,6 +421,8 @@ def _engine_bytes(model: ModelConfig, lora: LoraConfig | None, precision: Precis
     """What `rollout.native.layout` holds: under an adapter on the actor's mesh, the float32 leaves outside the layers are the actor's."""
     width = 2 if precision == "bf16" else 4
     specs = transformer.spec(model)
+    if model.decoder is not None:
+        return _bytes(specs, place, 4)
     sizes = [_bytes(leaf, place, width if len(leaf.shape) == 3 else 4) for leaf in specs["layers"].values()]
     borrowed = lora is not None and lora.quantize is None and shares
     if not borrowed:
@@ -442,4 +447,4 @@ def _bytes(specs: Params | ParamSpec, place: Place, width: int) -> int:
     )
 
 
-__all__ = ["Holding", "Place", "Placement", "Role", "RolePlacement", "actor_place", "placement"]
+__all__ = ["ELSEWHERE", "Holding", "Place", "Placement", "Role", "RolePlacement", "actor_place", "placement"]

@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 
 from burnish.models.sharding import batch_sharding, shardings
 from burnish.models.transformer import Params
-from burnish.rl.placement import Place, Placement, Role
+from burnish.rl.placement import ELSEWHERE, Place, Placement, Role
 from burnish.sync.reshard import placed, reshard
 
 Lock = contextlib.AbstractContextManager[Any]
@@ -84,8 +84,8 @@ def sites(placement: Placement) -> dict[Role, Site]:
 
 
 def make_mesh(place: Place, local: Callable[[int], Sequence[Any]] = jax.local_devices) -> Mesh | None:
-    """The mesh of a place; None for the first device alone. local: the devices of a process."""
-    if place.devices == (0,) and place.processes == 1:
+    """The mesh of a place; None for the first device alone, and for none. local: the devices of a process."""
+    if place == ELSEWHERE or (place.devices == (0,) and place.processes == 1):
         return None
     axes = place.axes or (("data", 1),)
     owners = [jax.process_index()] if place.processes == 1 else range(place.processes)
@@ -94,9 +94,9 @@ def make_mesh(place: Place, local: Callable[[int], Sequence[Any]] = jax.local_de
 
 
 def place_of(mesh: Mesh | None) -> Place:
-    """The place of a mesh that is there already; of None the first device."""
+    """The place of a mesh that is there already; None is that of an engine in another process, whichever devices the actor has."""
     if mesh is None:
-        return Place((0,))
+        return ELSEWHERE
     local = jax.local_devices()
     axes = tuple((str(name), size) for name, size in mesh.shape.items() if size > 1)
     return Place(tuple(local.index(device) for device in mesh.devices.flat), axes)

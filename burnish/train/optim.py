@@ -81,8 +81,9 @@ def _rule(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfor
 
 
 def decays(params: Any) -> Any:
-    """Which leaves weight decay shrinks: all but norms and biases, by name (stacked over layers, a vector has two axes too)."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: not _name(path).endswith(("norm", "bias")), params)
+    """Which leaves weight decay shrinks: all but norms (`scale` is flax's name) and biases, by name: stacked over layers, a vector has two
+    axes too."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: not _name(path).endswith(("norm", "bias", "scale")), params)
 
 
 def _muon_or_adam(params: Any) -> Any:

@@ -17,6 +17,7 @@ from burnish.rl.batch import TokenBatch
 from burnish.rl.cluster import RLCluster
 from burnish.rl.fleet import ALONE, Fleet
 from burnish.rl.learners import GRPOLearner
+from burnish.rollout.engine import Engine
 from burnish.sync.reshard import on_host
 from burnish.train.step import MicroBatch
 
@@ -68,6 +69,7 @@ def make_learner(
     learning_rate: float = 1e-2,
     sinks: Sequence[Any] = (),
     fleet: Fleet = ALONE,
+    engine: Engine | None = None,
     seed: int = 3,
 ) -> GRPOLearner:
     """Batches of 4 prompts × 4 samples of at most 4 ids. axes: the actor's, where that is all that is said of meshes; else `cluster`."""
@@ -82,6 +84,7 @@ def make_learner(
         rollout=RolloutConfig(sampling={"max_tokens": 4, **(sampling or {})}, **limits),
         training=TrainingConfig(**sizes),
         fleet=fleet,
+        engine=engine,
         seed=seed,
     )
     return GRPOLearner(

@@ -35,6 +35,7 @@ from burnish.rl.learners import ConfiguredLearner
 from burnish.rl.placement import Role
 from burnish.rl.publish import SyncError
 from burnish.rollout.native.engine import NativeEngine
+from burnish.rollout.scripted import ScriptedEngine
 from burnish.testing.tiny import tiny_config, write_tiny_model
 from tests.rl.runs import ROWS, RecordingCluster, assert_same, differs, digits_reward, host
 
@@ -290,6 +291,13 @@ def test_an_engine_that_brings_its_own_mesh_is_recorded_and_nothing_is_shared(fo
     with pytest.raises(UserError, match="they share 1 but not all"):
         make(folder, engine=other, meshes={"actor": {"axes": {"data": 2}}})
     asyncio.run(other.close())
+
+
+def test_an_engine_in_another_process_leaves_all_devices_to_the_actor(folder: Path) -> None:
+    with make(folder, engine=ScriptedEngine(lambda request: [3]), meshes={"actor": {"axes": {"data": 2}}}) as learner:
+        found = learner.cluster.placement[Role.ROLLOUT]
+        assert (str(found.place), found.holding, found.total_bytes) == ("elsewhere", "elsewhere", 0)
+        assert learner.cluster.samples_apart and learner.cluster.placement[Role.ACTOR].place.devices == (0, 1)
 
 
 class Misplacing(RecordingCluster):

@@ -25,6 +25,11 @@ from burnish.types import Completion, Request
 _numbers = itertools.count()
 
 
+def noise_key(request: Request) -> np.ndarray:
+    """uint32[2]. A digest, not hash(): the same path gives the same noise in every process, whatever the size and number of its parts."""
+    return np.frombuffer(hashlib.blake2b(repr(tuple(map(int, request.seed_path))).encode(), digest_size=8).digest(), np.uint32)
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One request inside the engine: its draft, the key of its noise, who waits for it, and where its keys and values are.
@@ -48,9 +53,7 @@ class Job:
 
     @classmethod
     def make(cls, request: Request, *, context: int) -> Job:
-        # A digest, not hash(): the same path gives the same noise in every process, whatever the size and number of its parts.
-        digest = hashlib.blake2b(repr(tuple(map(int, request.seed_path))).encode(), digest_size=8).digest()
-        job = cls(Draft.begin(request, context=context), np.frombuffer(digest, np.uint32))
+        job = cls(Draft.begin(request, context=context), noise_key(request))
         job.restart()
         return job
 

@@ -77,7 +77,8 @@ def build_learner(
         options = agent_options(config, base)
         check_options(agent_class, options, what=f"agent `{config.agent.agent}`")
         env_class = resolve(config.environment.env, kind="environment", module=worlds, base=base)
-        check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
+        world = environment_options(config, base)
+        check_options(env_class, world, what=f"environment `{config.environment.env}`", reserved=("task",))
         make_agent = functools.partial(agent_class, **options)
         make_agent()  # for its check of its options
         count = token_counter(codec.template, make_agent) if env_class in environments.SINGLE_PROMPT else None
@@ -159,7 +160,7 @@ def build_learner(
             agent_class=agent_class,
             agent_kwargs=options,
             env_class=env_class,
-            env_kwargs=config.environment.options,
+            env_kwargs=world,
             limits=config.environment.limits,
             ray=config.environment.ray,
             run=config.run,
@@ -209,6 +210,14 @@ def agent_options(config: Config, base: Path) -> dict[str, Any]:
             else:
                 found[name] = resolve(tool, kind="tool", module=toolbox, base=base)
         options["tool_map"] = found
+    return options
+
+
+def environment_options(config: Config, base: Path) -> dict[str, Any]:
+    """The environment's options; a program that is named, `my_pkg.mod:play` or `./file.py:play`, as what it means."""
+    options = dict(config.environment.options)
+    if isinstance(program := options.get("program"), str):
+        options["program"] = resolve(program, kind="program", base=base)
     return options
 
 

@@ -74,8 +74,8 @@ class ProgramEnvironment(Session):
         return super().seat(agent, context)
 
     async def _initial_observation(self) -> Any:
-        (step, draw), sample, _, attempt = self.episode
-        self.name = f"{step}-{draw}-{sample}-{attempt}"
+        (step, draw), sample, *_ = self.episode
+        self.name = f"{step}-{draw}-{sample}"  # an attempt at it that is played again shows the model the same ids of calls
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._door = _Door.here(self)
         self._running = asyncio.create_task(self._run(await self._door.address(self), self._door.key))
@@ -94,7 +94,8 @@ class ProgramEnvironment(Session):
         """To a request of the program."""
         reply = None if self.told is not None else await self.ask(turn, self.over)
         if reply is None:
-            raise CannotAnswer("the episode has ended: its session is finished, or its limits are reached", 409)
+            why = self.refused or "its session is finished, or its limits on turns, tokens or time are reached"
+            raise CannotAnswer(f"the episode has ended: {why}", 409)
         return reply
 
     async def _run(self, url: str, key: str) -> None:

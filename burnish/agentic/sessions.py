@@ -17,10 +17,11 @@ from typing import Any
 
 from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
-from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine, opening
-from burnish.config.errors import CallError
+from burnish.agentic.trajectory import EpisodeContext, Template, TrajectoryCollectEngine, opening
+from burnish.config.errors import CallError, UserError
 from burnish.rollout.engine import Engine, EngineStats
 from burnish.rollout.server.turns import CannotAnswer, Reply, Turn
+from burnish.text.chat import Rendering
 from burnish.text.tokenizer import Tokenizer
 from burnish.text.tool_parsers import ToolParser
 from burnish.types import Completion, Message, Request, SamplingParams, ToolCall, Trajectory
@@ -65,9 +66,15 @@ class Session(BaseTaskEnv):
         self.num_prompt_tokens = 0
         self.said: list[_Said] = []
         self.rewards: Mapping[str, float | None] = {}
+        self.refused: str | None = None
+        """Why a request ended the episode: nobody could sample what it asked."""
+
+    def refuse(self, error: Exception) -> CallError:
+        self.refused = str(error)
+        return CallError(self.refused)
 
     def seat(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
-        return _Api(self), replace(context, engine=_AsAsked(context.engine, self))
+        return _Api(self), replace(context, engine=_AsAsked(context.engine, self), template=_Refusing(context.template, self))
 
     async def ask(self, turn: Turn, over: asyncio.Future[Any]) -> Reply | None:
         """The model's answer; None where the episode, at whose end `over` is done, has ended without one."""
@@ -160,7 +167,10 @@ class _AsAsked:
     async def generate(self, request: Request) -> Completion:
         asked = self._session.asked
         assert asked is not None, "the episode samples because it was asked"
-        params = asked_params(request.params, asked.turn, fixed=self._session.fixed)
+        try:
+            params = asked_params(request.params, asked.turn, fixed=self._session.fixed)
+        except CannotAnswer as error:
+            raise self._session.refuse(error) from error
         out = await self._engine.generate(replace(request, params=params, session=self._session.name))
         self._session.completion, self._session.num_prompt_tokens = out, len(request.prompt_ids)
         return out
@@ -185,6 +195,32 @@ class _AsAsked:
 
     async def close(self) -> None:
         """Nothing: the engine is everybody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusing:
+    """The chat template of one session's episode: what it can't write is the mistake of who asked it, not of the run."""
+
+    template: Template
+    session: Session
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.template.takes_tools
+
+    def start(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> Rendering:
+        try:
+            return self.template.start(messages, tools=tools)
+        except UserError as error:
+            raise self.session.refuse(error) from error
+
+    def follow(
+        self, begun: Rendering, reply: str, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, ended: bool
+    ) -> Rendering | None:
+        try:
+            return self.template.follow(begun, reply, messages, tools=tools, ended=ended)
+        except UserError as error:
+            raise self.session.refuse(error) from error
 
 
 @dataclass(slots=True)

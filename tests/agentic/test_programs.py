@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -75,7 +78,8 @@ def play(
         (group,) = [group async for group in orchestrator.groups([draw])]
         return group
 
-    return asyncio.run(everything())
+    with ThreadPoolExecutor(1) as producer:  # in a run, too, episodes aren't played on the main thread
+        return producer.submit(asyncio.run, everything()).result()
 
 
 def alone(*args: Any, **options: Any) -> Trajectory:
@@ -185,12 +189,20 @@ def words(base_url: str, api_key: str) -> str:
     [
         (raises, "ValueError: one"),
         (silent, "the session ended before anything was asked"),
+        (asks_for_nothing, "max_tokens must be"),
         (words, "a program returns a finite number, numbers by name, or None; got 'one'"),
     ],
 )
 def test_what_a_program_does_wrong_is_an_error_of_its_episode(codec: Codec, program: Any, error: str) -> None:
     episode = alone(codec, program)
     assert episode.status is Status.ENV_ERROR and error in (episode.error or "") and episode.reward is None
+
+
+def asks_for_nothing(base_url: str, api_key: str) -> None:
+    try:
+        ask(base_url, api_key, "x", max_tokens=-1)
+    except openai.APIStatusError as error:
+        assert error.status_code == 409 and "max_tokens must be" in str(error)
 
 
 def endless(base_url: str, api_key: str) -> None:
@@ -210,6 +222,23 @@ def test_a_program_is_killed_at_the_episodes_limits(codec: Codec) -> None:
         assert (cut.status, len(cut.steps), cut.reward) == (Status.TRUNCATED, 3, None)
         late = alone(codec, hangs, limits={"step_timeout_s": 3.0}, pool=pool)
         assert late.status is Status.ENV_TIMEOUT and len(late.steps) <= 1
+    finally:
+        pool.close()
+
+
+def dies_once(base_url: str, api_key: str, mark: str) -> float:
+    ask(base_url, api_key, "x")
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+def test_a_program_whose_process_dies_is_started_again(codec: Codec, tmp_path: Path) -> None:
+    pool = WorkerPool(1)
+    try:
+        episode = alone(codec, dies_once, pool=pool, mark=str(tmp_path / "mark"))
+        assert (episode.status, episode.reward, episode.num_lost) == (Status.OK, 1.0, 1), episode.error
     finally:
         pool.close()
 

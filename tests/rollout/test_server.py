@@ -238,6 +238,13 @@ def test_what_cannot_be_answered_is_told(serve: Callable[..., Endpoint], path: s
     assert message is None or message in answer.json()["error"]["message"]
 
 
+def test_half_a_character_is_refused(serve: Callable[..., Endpoint]) -> None:
+    endpoint, headers = serve("abc"), {"authorization": f"Bearer {TOKEN}"}
+    for said, status in (("\ud83d\ude00", 200), ("\ud83d", 400)):
+        body = json.dumps({"messages": [{"role": "user", "content": said}]})
+        assert httpx2.post(f"{endpoint.url}/v1/chat/completions", content=body, headers=headers).status_code == status
+
+
 # ---------------------------------------------------------------------------------------------------------- what it must bear: R48, R49
 
 

@@ -85,10 +85,12 @@ class ProgramEnvironment(Session):
         if self._door is None:
             return
         self.over.set_result(None)
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-        await self._door.leave(self)
+        try:
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.gather(self._running, return_exceptions=True)
+        finally:
+            await self._door.leave(self)
 
     async def answer(self, turn: Turn) -> Reply:
         """To a request of the program."""

@@ -65,7 +65,7 @@ class _Routes:
             try:
                 try:
                     raw = await request.body()
-                    body = json.loads(raw)
+                    body = json.loads(raw.decode())
                     if b"\\u" in raw:
                         json.dumps(body, ensure_ascii=False).encode()  # half a pair of surrogates is no text: nobody could encode it
                 except (ValueError, RecursionError) as error:

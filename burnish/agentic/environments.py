@@ -65,7 +65,7 @@ class BaseTaskEnv(ABC):
         self.num_steps = 0
         self.done = False
 
-    def seat(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
+    def stage(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
         """Who speaks in its episode, and what that runs in: those given, unless an environment has to see the model's requests
         themselves. Called before anything else of the episode, in the trainer."""
         return agent, context

@@ -67,11 +67,11 @@ class ProgramEnvironment(Session):
         self._door: _Door | None = None
         self._running: asyncio.Task[None] | None = None
 
-    def seat(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
+    def stage(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
         if type(agent) is not ModelAgent or agent.system_prompt is not None or agent.remembers is not None:
             raise UserError("a program keeps its conversation itself: leave the agent and its options as they are by default")
         self.decode = context.decode
-        return super().seat(agent, context)
+        return super().stage(agent, context)
 
     async def _initial_observation(self) -> Any:
         (step, draw), sample, *_ = self.episode

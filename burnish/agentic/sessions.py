@@ -73,7 +73,7 @@ class Session(BaseTaskEnv):
         self.refused = str(error)
         return CallError(self.refused)
 
-    def seat(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
+    def stage(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
         return _Api(self), replace(context, engine=_AsAsked(context.engine, self), template=_Refusing(context.template, self))
 
     async def ask(self, turn: Turn, over: asyncio.Future[Any]) -> Reply | None:

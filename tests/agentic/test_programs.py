@@ -184,6 +184,13 @@ def words(base_url: str, api_key: str) -> str:
     return ask(base_url, api_key, "x")
 
 
+def asks_for_nothing(base_url: str, api_key: str) -> None:
+    try:
+        ask(base_url, api_key, "x", max_tokens=-1)
+    except openai.APIStatusError as error:
+        assert error.status_code == 409 and "max_tokens must be" in str(error)
+
+
 @pytest.mark.parametrize(
     ("program", "error"),
     [
@@ -196,13 +203,6 @@ def words(base_url: str, api_key: str) -> str:
 def test_what_a_program_does_wrong_is_an_error_of_its_episode(codec: Codec, program: Any, error: str) -> None:
     episode = alone(codec, program)
     assert episode.status is Status.ENV_ERROR and error in (episode.error or "") and episode.reward is None
-
-
-def asks_for_nothing(base_url: str, api_key: str) -> None:
-    try:
-        ask(base_url, api_key, "x", max_tokens=-1)
-    except openai.APIStatusError as error:
-        assert error.status_code == 409 and "max_tokens must be" in str(error)
 
 
 def endless(base_url: str, api_key: str) -> None:

@@ -1,6 +1,7 @@
 """An environment of the package verifiers, unchanged, is played through the endpoint of a run and trained. `make test-verifiers`."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ LIMITS = EpisodeLimits(step_timeout_s=300.0)  # its harness fetches its packages
 @pytest.fixture(autouse=True)
 def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # its tools are processes of its own
 
 
 @pytest.fixture

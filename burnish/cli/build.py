@@ -269,6 +269,9 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     agent = values.get("agent", {"options": {}})  # runs on rows have none
     if isinstance(tools := agent["options"].get("tool_map"), dict):
         agent["options"] |= {"tool_map": {k: _absolute(tool, "fn", base) if isinstance(tool, str) else tool for k, tool in tools.items()}}
+    world = values.get("environment", {"options": {}})
+    if isinstance(program := world["options"].get("program"), str):
+        world["options"] |= {"program": _absolute(program, "fn", base)}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
     if values["cluster"].get("distributed") is not None:
         values["cluster"]["distributed"]["process_id"] = None

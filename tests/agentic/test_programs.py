@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 
-from burnish.agentic.agents import ConversationAgentBase, ModelAgent, ToolAgent
+from burnish.agentic.agents import ConversationAgentBase, ModelAgent
 from burnish.agentic.calls import Calls
 from burnish.agentic.orchestrator import Draw, RolloutOrchestrator
 from burnish.agentic.programs import ProgramEnvironment
@@ -215,6 +215,7 @@ def hangs(base_url: str, api_key: str) -> None:
     threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_a_program_is_killed_at_the_episodes_limits(codec: Codec) -> None:
     pool = WorkerPool(2)
     try:
@@ -279,6 +280,6 @@ def test_what_cannot_be_a_program_is_told(codec: Codec) -> None:
             ProgramEnvironment({}, program=program)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="did you mean `qwen`"):
         ProgramEnvironment({}, program=silent, tool_parser="qwem")
-    for agent in (lambda: ModelAgent("Be brief."), lambda: ToolAgent(tool_map={})):
+    for agent in (lambda: ModelAgent("Be brief."), lambda: ModelAgent(remembers=1)):
         with pytest.raises(UserError, match="a program keeps its conversation itself"):
             play(codec, silent, agent=agent)

@@ -8,9 +8,9 @@ MODEL = smollm2-135m
 JOBS ?= 2
 
 # `pytest` alone runs what `make test` runs (see pyproject.toml); FAST also leaves out the slow and what needs the model.
-FAST = -m "not slow and not deep and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3 and not vllm and not browser and not trackers and not ray"
+FAST = -m "not slow and not deep and not smollm2 and not learn and not parity and not docs_slow and not soak and not templates and not gemma3 and not vllm and not browser and not trackers and not ray and not verifiers"
 
-.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm test-browser test-trackers test-ray deep learn parity soak mutants bench bench-peers docs docs-slow constraints
+.PHONY: venv quickstart static check test test-py312 test-templates test-gemma3 test-vllm test-browser test-trackers test-ray test-verifiers deep learn parity soak mutants bench bench-peers docs docs-slow constraints
 
 venv: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -92,6 +92,15 @@ test-trackers: .venv-trackers/installed
 test-ray: .venv-ray/installed
 	PATH=$(CURDIR)/.venv-ray/bin:$$PATH .venv-ray/bin/python -m pytest -m ray -rP -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 
+# verifiers wants an older `openai` than the developers' packages, so nothing is pinned. Its harnesses fetch their packages by `uv`.
+.venv-verifiers/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install -e ".[verifiers]" beartype pytest pytest-timeout
+	touch $@
+
+test-verifiers: .venv-verifiers/installed
+	PATH=$(CURDIR)/.venv-verifiers/bin:$$PATH .venv-verifiers/bin/python -m pytest tests/verifiers -m verifiers --timeout 1200 -rP
+
 test-py312: .venv312/installed
 	.venv312/bin/python -m pytest -n $(JOBS) --dist loadfile $(FAST)
 
@@ -146,7 +155,7 @@ docs-slow: venv
 
 # Needs `uv`. Keeps the pins that still fit; delete a line to let that package move.
 constraints:
-	uv pip compile -q pyproject.toml --all-extras --python-version 3.11 -c constraints.txt --no-header --no-annotate -o constraints.new
-	uv pip compile -q pyproject.toml --extra all --extra dev --extra docs --extra quickstart --extra templates --python-version 3.12 \
+	uv pip compile -q pyproject.toml $(addprefix --extra ,all dev docs parity quickstart templates) --python-version 3.11 -c constraints.txt --no-header --no-annotate -o constraints.new
+	uv pip compile -q pyproject.toml $(addprefix --extra ,all dev docs quickstart templates) --python-version 3.12 \
 		-c constraints-py312.txt --no-header --no-annotate -o constraints-py312.new
 	for file in constraints constraints-py312; do (head -1 $$file.txt; cat $$file.new) > $$file.tmp; mv $$file.tmp $$file.txt; rm $$file.new; done

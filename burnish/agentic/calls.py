@@ -277,6 +277,8 @@ async def _awaited(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """What the coroutine returns. Caught in here: a `SystemExit` that left the task would end the loop."""
     try:
         return await call()
+    except (CallError, CallTimeout):  # of what it called in turn: told in full already
+        raise
     except (Exception, SystemExit) as error:
         raise CallError(*describe(error)) from error
     except asyncio.CancelledError as error:

@@ -11,12 +11,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burnish.agentic.agents import Action
+from burnish.agentic.agents import Action, ConversationAgentBase
 from burnish.agentic.calls import Calls
 from burnish.config.errors import UserError
 from burnish.types import Message
+
+if TYPE_CHECKING:
+    from burnish.agentic.trajectory import EpisodeContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,11 @@ class BaseTaskEnv(ABC):
         self.max_steps = max_steps
         self.num_steps = 0
         self.done = False
+
+    def stage(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
+        """Who speaks in its episode, and what that runs in: those given, unless an environment has to see the model's requests
+        themselves. Called before anything else of the episode, in the trainer."""
+        return agent, context
 
     @abstractmethod
     def _initial_observation(self) -> Any:

@@ -2,31 +2,37 @@
 
 Owns how requests become turns: a conversation that goes on from what was said goes on on the recorded ids, any other forks, by the rules of
 `trajectory.py`, which plays the episode. The agent's program is the environment here: what it asks next is the observation. HTTP is
-`rollout.server`; `burnish serve` puts both in front of an engine.
+`rollout.server`; `burnish serve` puts both in front of an engine, a run starts its programs itself (`programs.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from burnish.agentic.agents import Action, ConversationAgentBase
+from burnish.agentic.agents import Action, ConversationAgentBase, ModelAgent
 from burnish.agentic.environments import BaseTaskEnv, EnvStepResult
-from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine, opening
+from burnish.agentic.trajectory import EpisodeContext, Template, TrajectoryCollectEngine, opening
+from burnish.config.errors import CallError, UserError
 from burnish.rollout.engine import Engine, EngineStats
 from burnish.rollout.server.turns import CannotAnswer, Reply, Turn
+from burnish.text.chat import Rendering
 from burnish.text.tokenizer import Tokenizer
 from burnish.text.tool_parsers import ToolParser
 from burnish.types import Completion, Message, Request, SamplingParams, ToolCall, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class _Finish:
+class Finish:
+    """The end of a session. failure: why it is none."""
+
     rewards: Mapping[str, float | None]
+    failure: CallError | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -44,23 +50,44 @@ class _Said:
     text: str
 
 
-class _Session(BaseTaskEnv):
-    """One session: the environment of its episode, whose observations are what the agent asks."""
+class Session(BaseTaskEnv):
+    """The environment of an episode whose observations are what somebody else's agent asks.
 
-    def __init__(self, name: str, parser: ToolParser) -> None:
-        super().__init__({"session": name})
-        self.name, self.parser = name, parser
-        self.inbox: asyncio.Queue[_Asked | _Finish] = asyncio.Queue()
+    name: of the session, in the ids of its calls. parser: of tool calls. fixed: requests may only shorten what is sampled. The agent and
+    the engine of the episode are its own: the conversation is what was asked last, and it is sampled as was asked.
+    """
+
+    def __init__(self, task: Mapping[str, Any], name: str, parser: ToolParser, *, fixed: bool, max_steps: int | None = None) -> None:
+        super().__init__(task, max_steps=max_steps)
+        self.name, self.parser, self.fixed = name, parser, fixed
+        self.inbox: asyncio.Queue[_Asked | Finish] = asyncio.Queue()
         self.asked: _Asked | None = None
         self.completion: Completion | None = None
         self.num_prompt_tokens = 0
         self.said: list[_Said] = []
-        self.used = time.monotonic()
-        self.playing: asyncio.Task[Trajectory] | None = None
         self.rewards: Mapping[str, float | None] = {}
+        self.refused: str | None = None
+        """Why a request ended the episode: nobody could sample what it asked."""
+
+    def refuse(self, error: Exception) -> CallError:
+        self.refused = str(error)
+        return CallError(self.refused)
+
+    def stage(self, agent: ConversationAgentBase, context: EpisodeContext) -> tuple[ConversationAgentBase, EpisodeContext]:
+        return _Api(self), replace(context, engine=_AsAsked(context.engine, self), template=_Refusing(context.template, self))
+
+    async def ask(self, turn: Turn, over: asyncio.Future[Any]) -> Reply | None:
+        """The model's answer; None where the episode, at whose end `over` is done, has ended without one."""
+        asked = _Asked(turn, asyncio.get_running_loop().create_future())
+        self.inbox.put_nowait(asked)
+        await asyncio.wait({asked.reply, over}, return_when=asyncio.FIRST_COMPLETED)
+        return asked.reply.result() if asked.reply.done() else None
 
     async def _initial_observation(self) -> list[Message]:
-        return await self._next() or [{"role": "user", "content": ""}]
+        messages = await self._next()
+        if messages is None:
+            raise RuntimeError("the session ended before anything was asked")
+        return messages
 
     async def _step_impl(self, action: Action) -> EnvStepResult:
         assert self.asked is not None and self.completion is not None, "a step answers what was asked"
@@ -70,12 +97,14 @@ class _Session(BaseTaskEnv):
             self.asked.reply.set_result(reply)
         self.asked = None
         messages = await self._next()
-        return EnvStepResult([], None, True) if messages is None else EnvStepResult(messages, None, False)
+        return EnvStepResult([], total(self.rewards), True) if messages is None else EnvStepResult(messages, None, False)
 
     async def _next(self) -> list[Message] | None:
         """The whole conversation that the next request holds; None at the end."""
         found = await self.inbox.get()
-        if isinstance(found, _Finish):
+        if isinstance(found, Finish):
+            if found.failure is not None:
+                raise found.failure
             self.rewards = found.rewards
             return None
         self.asked = found
@@ -102,7 +131,7 @@ class _Session(BaseTaskEnv):
 class _Api(ConversationAgentBase):
     """The conversation as the agent sent it last: it keeps the history itself, and may change it."""
 
-    def __init__(self, session: _Session) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
 
@@ -124,8 +153,8 @@ class _Api(ConversationAgentBase):
 class _AsAsked:
     """The engine of one session's episode: samples as the request at hand asks, and keeps what came for the answer."""
 
-    def __init__(self, engine: Engine, session: _Session, *, fixed: bool) -> None:
-        self._engine, self._session, self._fixed = engine, session, fixed
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine, self._session = engine, session
 
     @property
     def version(self) -> int:
@@ -138,7 +167,10 @@ class _AsAsked:
     async def generate(self, request: Request) -> Completion:
         asked = self._session.asked
         assert asked is not None, "the episode samples because it was asked"
-        params = asked_params(request.params, asked.turn, fixed=self._fixed)
+        try:
+            params = asked_params(request.params, asked.turn, fixed=self._session.fixed)
+        except CannotAnswer as error:
+            raise self._session.refuse(error) from error
         out = await self._engine.generate(replace(request, params=params, session=self._session.name))
         self._session.completion, self._session.num_prompt_tokens = out, len(request.prompt_ids)
         return out
@@ -165,6 +197,41 @@ class _AsAsked:
         """Nothing: the engine is everybody's."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusing:
+    """The chat template of one session's episode: what it can't write is the mistake of who asked it, not of the run."""
+
+    template: Template
+    session: Session
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.template.takes_tools
+
+    def start(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> Rendering:
+        try:
+            return self.template.start(messages, tools=tools)
+        except UserError as error:
+            raise self.session.refuse(error) from error
+
+    def follow(
+        self, begun: Rendering, reply: str, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, ended: bool
+    ) -> Rendering | None:
+        try:
+            return self.template.follow(begun, reply, messages, tools=tools, ended=ended)
+        except UserError as error:
+            raise self.session.refuse(error) from error
+
+
+@dataclass(slots=True)
+class _Open:
+    """A session that somebody began, and its episode. used: when it was last asked."""
+
+    session: Session
+    playing: asyncio.Task[Trajectory]
+    used: float
+
+
 @dataclass
 class Sessions:
     """Answers the endpoint: conversations of sessions as episodes, everything else without a record.
@@ -185,7 +252,7 @@ class Sessions:
     seed: int = 0
     max_sessions: int = 4096
     idle_s: float = 3600.0
-    _open: dict[str, _Session] = field(default_factory=dict)
+    _open: dict[str, _Open] = field(default_factory=dict)
     _count: int = 0
 
     def encode(self, text: str) -> list[int]:
@@ -202,11 +269,17 @@ class Sessions:
     async def chat(self, session: str | None, turn: Turn) -> Reply:
         if session is None:
             return await self._once(turn)
-        return await self._ask(self._session(session), turn)
+        found = self._session(session)
+        reply = await found.session.ask(turn, found.playing)
+        if reply is None:
+            ended = found.playing.result()
+            why = ended.error or f"it is {ended.status}: its limits on turns or tokens are reached"
+            raise CannotAnswer(f"session {session} has ended: {why}; finish it", 409)
+        return reply
 
     async def _once(self, turn: Turn) -> Reply:
         self._count += 1
-        passing = _Session(f"request-{self._count}", self.parser)
+        passing = Session({}, f"request-{self._count}", self.parser, fixed=self.fixed)
         agent = _Api(passing)
         passing.asked = _Asked(turn, asyncio.get_running_loop().create_future())
         agent.update_from_env(list(turn.messages))
@@ -216,7 +289,7 @@ class Sessions:
         action = agent.update_from_model(self.context.decode(out.ids.tolist()))
         return _reply(action, out, len(ids), turn, passing.name)
 
-    def _session(self, name: str) -> _Session:
+    def _session(self, name: str) -> _Open:
         if not (0 < len(name) <= 100 and name.replace("-", "").replace("_", "").isalnum()):
             raise CannotAnswer("a session's name has up to 100 letters, digits, dashes and underscores")
         if name not in self._open:
@@ -227,41 +300,24 @@ class Sessions:
         self._open[name].used = time.monotonic()
         return self._open[name]
 
-    def _begin(self, name: str) -> _Session:
-        session, number = _Session(name, self.parser), zlib.crc32(name.encode())
-        engine = _AsAsked(self.context.engine, session, fixed=self.fixed)
-        collector = TrajectoryCollectEngine(replace(self.context, engine=engine), params=self.params, seed_path=(self.seed, number))
-        session.playing = asyncio.create_task(collector.collect(_Api(session), session, group=(0, number), sample=0))
-        return session
+    def _begin(self, name: str) -> _Open:
+        session, number = Session({"session": name}, name, self.parser, fixed=self.fixed), zlib.crc32(name.encode())
+        collector = TrajectoryCollectEngine(self.context, params=self.params, seed_path=(self.seed, number))
+        playing = asyncio.create_task(collector.collect(ModelAgent(), session, group=(0, number), sample=0))
+        return _Open(session, playing, time.monotonic())
 
     def _drop_idle(self) -> None:
         now = time.monotonic()
-        for name in [name for name, session in self._open.items() if now - session.used > self.idle_s]:
-            episode = self._open.pop(name).playing
-            assert episode is not None
-            episode.cancel()
-
-    async def _ask(self, session: _Session, turn: Turn) -> Reply:
-        asked = _Asked(turn, asyncio.get_running_loop().create_future())
-        episode = session.playing
-        assert episode is not None
-        session.inbox.put_nowait(asked)
-        await asyncio.wait({asked.reply, episode}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.reply.done():
-            return asked.reply.result()
-        ended = episode.result()
-        why = ended.error or f"it is {ended.status}: its limits on turns or tokens are reached"
-        raise CannotAnswer(f"session {session.name} has ended: {why}; finish it", 409)
+        for name in [name for name, found in self._open.items() if now - found.used > self.idle_s]:
+            self._open.pop(name).playing.cancel()
 
     async def finish(self, session: str, rewards: Mapping[str, float | None]) -> Mapping[str, Any]:
         if session not in self._open:
             raise CannotAnswer(f"there is no open session {session}", 404)
         found = self._open.pop(session)
-        assert found.playing is not None
-        found.inbox.put_nowait(_Finish(rewards))
+        found.session.inbox.put_nowait(Finish(rewards))
         trajectory = await found.playing
-        given = [value for value in rewards.values() if value is not None]
-        trajectory.rewards, trajectory.reward = dict(rewards), float(sum(given)) if given else None
+        trajectory.rewards, trajectory.reward = dict(rewards), total(rewards)
         self.on_end(trajectory)
         return {
             "session": session,
@@ -276,11 +332,17 @@ class Sessions:
 
     async def close(self) -> None:
         """Give up what is open."""
-        tasks = [session.playing for session in self._open.values() if session.playing is not None]
+        tasks = [found.playing for found in self._open.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._open.clear()
+
+
+def total(rewards: Mapping[str, float | None]) -> float | None:
+    """Their sum; None where none applies."""
+    given = [value for value in rewards.values() if value is not None]
+    return math.fsum(given) if given else None
 
 
 def asked_params(params: SamplingParams, turn: Turn, *, fixed: bool) -> SamplingParams:
@@ -342,4 +404,4 @@ def _is_same(said: _Said, message: Message) -> bool:
     return said.call_ids == ids and said.content == message["content"]
 
 
-__all__ = ["Sessions", "asked_params", "record"]
+__all__ = ["Finish", "Session", "Sessions", "asked_params", "record", "total"]

@@ -83,6 +83,7 @@ class TrajectoryCollectEngine:
         """Whether the episode ended because the process of its environment did: it may be played again."""
 
     async def collect(self, agent: ConversationAgentBase, env: BaseTaskEnv, *, group: tuple[int, int], sample: int) -> Trajectory:
+        agent, self._context = env.stage(agent, self._context)
         limits, record, steps = self._context.limits, TokenRecord(), []
         status, error, trace, start = Status.OK, None, "", time.monotonic()
         ids = {"step": group[0], "draw": group[1], "sample": sample, "attempt": env.episode.attempt}

@@ -3,7 +3,8 @@
 from burnish.agentic.environments import TaskEnvironment, ToolEnvironment
 from burnish.agentic.gym import GymText, MiniGrid
 from burnish.agentic.openenv import OpenEnv
+from burnish.agentic.programs import ProgramEnvironment
 from burnish.agentic.repository import Repository
 from burnish.agentic.textarena import TextArena
 
-__all__ = ["GymText", "MiniGrid", "OpenEnv", "Repository", "TaskEnvironment", "TextArena", "ToolEnvironment"]
+__all__ = ["GymText", "MiniGrid", "OpenEnv", "ProgramEnvironment", "Repository", "TaskEnvironment", "TextArena", "ToolEnvironment"]

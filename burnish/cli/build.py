@@ -77,7 +77,8 @@ def build_learner(
         options = agent_options(config, base)
         check_options(agent_class, options, what=f"agent `{config.agent.agent}`")
         env_class = resolve(config.environment.env, kind="environment", module=worlds, base=base)
-        check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
+        world = environment_options(config, base)
+        check_options(env_class, world, what=f"environment `{config.environment.env}`", reserved=("task",))
         make_agent = functools.partial(agent_class, **options)
         make_agent()  # for its check of its options
         count = token_counter(codec.template, make_agent) if env_class in environments.SINGLE_PROMPT else None
@@ -159,7 +160,7 @@ def build_learner(
             agent_class=agent_class,
             agent_kwargs=options,
             env_class=env_class,
-            env_kwargs=config.environment.options,
+            env_kwargs=world,
             limits=config.environment.limits,
             ray=config.environment.ray,
             run=config.run,
@@ -212,6 +213,14 @@ def agent_options(config: Config, base: Path) -> dict[str, Any]:
     return options
 
 
+def environment_options(config: Config, base: Path) -> dict[str, Any]:
+    """The environment's options; a program that is named, `my_pkg.mod:play` or `./file.py:play`, as what it means."""
+    options = dict(config.environment.options)
+    if isinstance(program := options.get("program"), str):
+        options["program"] = resolve(program, kind="program", base=base)
+    return options
+
+
 def make_sources(data: DataSection, sources: Sequence[SourceConfig], base: Path, *, reader: type[RowReader] = RowReader) -> list[Source]:
     """The sources that a configuration names. reader: of the rows."""
     if not sources:
@@ -260,6 +269,9 @@ def anchored(resolved: Resolved[AnyConfig]) -> Resolved[AnyConfig]:
     agent = values.get("agent", {"options": {}})  # runs on rows have none
     if isinstance(tools := agent["options"].get("tool_map"), dict):
         agent["options"] |= {"tool_map": {k: _absolute(tool, "fn", base) if isinstance(tool, str) else tool for k, tool in tools.items()}}
+    world = values.get("environment", {"options": {}})
+    if isinstance(program := world["options"].get("program"), str):
+        world["options"] |= {"program": _absolute(program, "fn", base)}
     values["run"]["folder"] = str(Path(values["run"]["folder"]).resolve())
     if values["cluster"].get("distributed") is not None:
         values["cluster"]["distributed"]["process_id"] = None

@@ -62,7 +62,7 @@ def _play(resolved: Resolved[Config], args: argparse.Namespace) -> Trajectory:
     from burnish.agentic import agents, worlds
     from burnish.agentic.calls import Calls
     from burnish.agentic.trajectory import EpisodeContext, TrajectoryCollectEngine
-    from burnish.cli.build import agent_options, reward_spec
+    from burnish.cli.build import agent_options, environment_options, reward_spec
     from burnish.config.resolve import check_options, resolve
     from burnish.models.locate import locate
     from burnish.rewards.manager import RewardManager
@@ -72,11 +72,12 @@ def _play(resolved: Resolved[Config], args: argparse.Namespace) -> Trajectory:
 
     config, base = resolved.config, resolved.base
     env_class = resolve(config.environment.env, kind="environment", module=worlds, base=base)
-    check_options(env_class, config.environment.options, what=f"environment `{config.environment.env}`", reserved=("task",))
+    world = environment_options(config, base)
+    check_options(env_class, world, what=f"environment `{config.environment.env}`", reserved=("task",))
     agent_class, options = resolve(config.agent.agent, kind="agent", module=agents, base=base), agent_options(config, base)
     check_options(agent_class, options, what=f"agent `{config.agent.agent}`")
     agent, prompt = agent_class(**options), _prompt(resolved, args)
-    env = env_class({**prompt.meta, "prompt": list(prompt.messages)}, **config.environment.options)
+    env = env_class({**prompt.meta, "prompt": list(prompt.messages)}, **world)
     model = args.model or config.model.path
     if model:
         codec = Codec.load(locate(model), template_kwargs=config.data.chat_template_kwargs)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx2
 import numpy as np
 import openai
@@ -38,13 +37,11 @@ from burnish.testing.tiny import write_tiny_model
 from burnish.text.codec import Codec
 from burnish.text.tool_parsers import PARSERS
 from burnish.types import Completion, Request, SamplingParams, Trajectory
+from tests.api_agents import TURNS, anthropic_agent, openai_agent
 from tests.listening import listeners
 
 TOKEN = "open-sesame"
 GUARDS = Guards(TOKEN)
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-TURNS = (f"Let me see. {CALL}", CALL.replace("3", "4"), "The sums are 5 and 6.")
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
 
 
 class Keeping(ScriptedEngine):
@@ -116,47 +113,6 @@ def serve(codec: Codec) -> Iterator[Callable[..., Endpoint]]:
 # --------------------------------------------------------------------------------------------------------------------------- agents
 
 
-def openai_agent(url: str, *, stream: bool) -> str:
-    """Three turns, two of them with a call of a tool, as anybody would write it."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
-    tools: Any = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}]
-    messages: list[Any] = [{"role": "system", "content": "Use tools."}, {"role": "user", "content": "2+3, then 2+4?"}]
-    while True:
-        if stream:
-            with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as events:
-                message = events.get_final_completion().choices[0].message
-        else:
-            message = client.chat.completions.create(model="tiny", messages=messages, tools=tools).choices[0].message
-        messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
-        if not message.tool_calls:
-            return message.content or ""
-        for call in message.tool_calls:
-            numbers = json.loads(call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(numbers["a"] + numbers["b"])})
-
-
-def anthropic_agent(url: str, *, stream: bool) -> str:
-    client = anthropic.Anthropic(base_url=url, api_key=TOKEN, max_retries=0)
-    tools: Any = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
-    messages: list[Any] = [{"role": "user", "content": "2+3, then 2+4?"}]
-    while True:
-        asked: Any = {"model": "tiny", "max_tokens": 200, "system": "Use tools.", "messages": messages, "tools": tools}
-        if stream:
-            with client.messages.stream(**asked) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**asked)
-        messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]})
-        calls = [block for block in message.content if block.type == "tool_use"]
-        if not calls:
-            return "".join(block.text for block in message.content if block.type == "text")
-        results = [
-            {"type": "tool_result", "tool_use_id": call.id, "content": str(call.input["a"] + call.input["b"])}  # type: ignore[index]
-            for call in calls
-        ]
-        messages.append({"role": "user", "content": results})
-
-
 def assert_recorded(endpoint: Endpoint, codec: Codec, *, rows: int = 1) -> Trajectory:
     """The one episode that ended holds what the engine sampled, and nothing else is marked as sampled."""
     (episode,) = endpoint.ended
@@ -173,7 +129,7 @@ def test_an_agent_is_recorded_as_it_was_sampled(
     serve: Callable[..., Endpoint], codec: Codec, agent: Callable[..., str], stream: bool
 ) -> None:
     endpoint = serve()
-    assert agent(f"{endpoint.url}/sessions/one", stream=stream) == TURNS[-1]
+    assert agent(f"{endpoint.url}/sessions/one", TOKEN, stream=stream) == TURNS[-1]
     told = endpoint.post("/sessions/one/finish", {"rewards": {"right": 1.0, "short": 0.5}}).json()
     assert (told["turns"], told["rows"], told["reward"], told["status"]) == (3, 1, 1.5, "ok")
     episode = assert_recorded(endpoint, codec)
@@ -280,6 +236,13 @@ def test_what_cannot_be_answered_is_told(serve: Callable[..., Endpoint], path: s
     answer = endpoint.post(path, body)
     assert answer.status_code == status
     assert message is None or message in answer.json()["error"]["message"]
+
+
+def test_half_a_character_is_refused(serve: Callable[..., Endpoint]) -> None:
+    endpoint, headers = serve("abc"), {"authorization": f"Bearer {TOKEN}"}
+    for said, status in (("\ud83d\ude00", 200), ("\ud83d", 400)):
+        body = json.dumps({"messages": [{"role": "user", "content": said}]})
+        assert httpx2.post(f"{endpoint.url}/v1/chat/completions", content=body, headers=headers).status_code == status
 
 
 # ---------------------------------------------------------------------------------------------------------- what it must bear: R48, R49

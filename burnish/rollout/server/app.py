@@ -64,7 +64,10 @@ class _Routes:
         async def route(request: Request) -> Response:
             try:
                 try:
-                    body = json.loads(await request.body())
+                    raw = await request.body()
+                    body = json.loads(raw.decode())
+                    if b"\\u" in raw:
+                        json.dumps(body, ensure_ascii=False).encode()  # half a pair of surrogates is no text: nobody could encode it
                 except (ValueError, RecursionError) as error:
                     raise CannotAnswer(f"the body isn't JSON: {error}") from error
                 if not isinstance(body, dict):

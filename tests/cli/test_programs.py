@@ -17,8 +17,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 def play(base_url, api_key, prompt, answer):
     client, messages, earned = openai.OpenAI(base_url=base_url, api_key=api_key), list(prompt), 0.0
     for _ in range(3):
-        with client.chat.completions.stream(model="any", messages=messages, tools=TOOLS) as events:
-            said = events.get_final_completion().choices[0].message.content or ""
+        with client.chat.completions.create(model="any", messages=messages, tools=TOOLS, stream=True) as chunks:
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         earned += said.count(answer) + 0.01 * len(said)
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "0"}]
     return earned

@@ -76,7 +76,7 @@ screenshots: venv
 # What other people's trackers read back, in an environment of its own.
 .venv-trackers/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trackers
-	.venv-trackers/bin/python -m pip install -c constraints.txt -e ".[tensorboard,wandb,mlflow,dev]"
+	.venv-trackers/bin/python -m pip install -c constraints.txt -e ".[quickstart,tensorboard,wandb,mlflow,dev]"
 	.venv-trackers/bin/python -m pip install "trackio==0.43.0"
 	touch $@
 
@@ -86,7 +86,7 @@ test-trackers: .venv-trackers/installed
 # Ray, in an environment of its own.
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install -c constraints.txt -e ".[ray,dev]"
+	.venv-ray/bin/python -m pip install -c constraints.txt -e ".[quickstart,ray,dev]"
 	touch $@
 
 test-ray: .venv-ray/installed

@@ -26,6 +26,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores SIGINT, and so would every process that a test starts to interrupt it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # The same of SIGHUP under nohup: these tests go on, and what they start doesn't inherit a handler.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 OPTIMISED = ("optimised", "smollm2", "learn", "parity", "docs_slow", "soak", "gemma3", "vllm")

@@ -1,18 +1,22 @@
 """One table places every leaf, and a mesh that doesn't fit is refused in words."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from burnish.config.errors import UserError
 from burnish.config.schema import LoraConfig
 from burnish.models import scalar_head
 from burnish.models.lora import adapter_spec
+from burnish.models.nnx import from_nnx
 from burnish.models.quant import quantised_spec
 from burnish.models.sharding import RULES, batch_sharding, check_mesh, shardings
 from burnish.models.transformer import ParamSpec, spec
-from burnish.testing.tiny import tiny_config
+from burnish.testing.tiny import tiny_config, write_tiny_model
 
 
 def mesh_of(**axes: int) -> Mesh:
@@ -20,11 +24,15 @@ def mesh_of(**axes: int) -> Mesh:
     return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def test_every_logical_axis_has_its_rule() -> None:
+def test_every_logical_axis_has_its_rule(tmp_path: Path) -> None:
     specs = [spec(tiny_config(family)) for family in ("llama", "qwen2", "qwen3", "mixtral")]
     specs.append(adapter_spec(tiny_config(), rank=4, targets=LoraConfig().targets))
     specs.append(scalar_head.spec(tiny_config()))
     specs.append(quantised_spec(spec(tiny_config()), "nf4"))
+    write_tiny_model(tmp_path)
+    embed = nnx.Embed(11, 4, rngs=nnx.Rngs(0))
+    module = from_nnx(embed, tmp_path, hidden=lambda m, tokens, *_: m(tokens), head=lambda m: m.embedding[...], max_positions=8)
+    specs.append(spec(module.config))
     named = {axis for leaf in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, ParamSpec)) for axis in leaf.axes}
     assert named == set(RULES)
 

@@ -99,7 +99,7 @@ def test_at_learning_rate_zero_nothing_is_learned(tmp_path: Path) -> None:
     assert begin < BEGIN_BELOW and end < BEGIN_BELOW
 
 
-@pytest.mark.learn
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ppo_learns_two_turns_from_a_reward_at_the_end(tmp_path: Path) -> None:
     begin, end = begin_and_end(train(tmp_path / "model", PPO, learning_rate=1e-2, turns=2, steps=120))
